@@ -1,0 +1,36 @@
+# Each target sets up what it needs. PYTHON: the interpreter for the virtual environment, 3.10 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUTPUT ?= output/demo
+
+.PHONY: setup train test lint format bench clean
+
+setup: $(VENV)/.done
+
+$(VENV)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+train: setup  ## train a reranker on the embedded demo data, no downloads from a hub
+	HF_HUB_OFFLINE=1 $(BIN)/python examples/ms_marco/train_listwise.py --dataset demo --model demo --output_dir $(OUTPUT)
+
+test: setup
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses auto
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## speed and memory against sentence-transformers' losses
+	HF_HUB_OFFLINE=1 $(BIN)/python tests/benchmarks/training_step.py
+
+clean:
+	rm -rf $(VENV) output .pytest_cache .mypy_cache .ruff_cache .hypothesis

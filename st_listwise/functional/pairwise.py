@@ -1,0 +1,199 @@
+r"""Losses on ordered pairs of one list: a logistic loss for each pair, weighted by what swapping it would change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from st_listwise.functional.approx_rank import Gain, ideal_share
+from st_listwise.functional.lists import (
+    Reduction,
+    as_lists,
+    check_choice,
+    check_positive,
+    check_top_k,
+    reduce_lists,
+    teaches,
+)
+
+LogBase = Literal["binary", "natural"]
+Weighting = Literal["none", "ndcg1", "ndcg2", "lambdarank", "ndcg2pp"]
+WEIGHTINGS = ("none", "ndcg1", "ndcg2", "lambdarank", "ndcg2pp")
+#: ``(gain, discount, labels) → weights``, each of one list in the model's order: ``(1, docs)`` → ``(1, docs, docs)``.
+WeightingFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def rank_net(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    sigma: float = 1.0,
+    top_k: int | None = None,
+    log_base: LogBase = "binary",
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""RankNet: logistic loss of every pair of documents with different labels (Burges et al., ICML 2005).
+
+    .. math:: \ell(s, y) = \frac{1}{|P|} \sum_{(i, j) \in P} \log_2 \big(1 + e^{-\sigma (s_i - s_j)}\big), \qquad
+              P = \{(i, j) : y_i > y_j\}
+
+    Args:
+        scores: ``(lists, docs)`` model scores.
+        labels: ``(lists, docs)`` relevance, larger is better.
+        mask: ``(lists, docs)`` bool, True for real documents. None: all are.
+        sigma: Scale of score differences, above 0.
+        top_k: Keep the pairs of which at least one document is among the model's first k. None: all.
+        log_base: "binary" or "natural" logarithm.
+        reduction: "none" → ``(lists,)``, "sum", or "mean" over lists.
+
+    Returns:
+        The loss; a list of one document or one label gives 0.
+
+    Raises:
+        ValueError: wrong shapes, non-finite scores or labels, ``sigma`` not above 0, ``top_k`` below 1.
+
+    >>> rank_net(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])).item()
+    1.0
+    """
+    return lambda_loss(
+        scores, labels, mask, weighting="none", top_k=top_k, sigma=sigma, log_base=log_base, reduction=reduction
+    )
+
+
+def lambda_loss(
+    scores: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    *,
+    weighting: Weighting | WeightingFunction = "ndcg2pp",
+    top_k: int | None = None,
+    sigma: float = 1.0,
+    mu: float = 10.0,
+    gain: Gain = "exponential",
+    log_base: LogBase = "binary",
+    eps: float = 1e-10,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""LambdaLoss: RankNet's pairs, weighted by their effect on nDCG (Wang et al., CIKM 2018).
+
+    .. math:: \ell(s, y) = -\frac{1}{|P|} \sum_{(i, j) \in P} w_{ij} \log_2 \sigma\big(\sigma_0 (s_i - s_j)\big)
+
+    With i and j positions in the model's order, :math:`G` the gain over the ideal DCG and :math:`D_i = \log_2(1 + i)`:
+
+    - "none": :math:`w = 1`, which is RankNet
+    - "ndcg1": :math:`w = G_i / D_i`; here P is all pairs of documents, i = j included
+    - "ndcg2": :math:`w = |1 / D_{|i-j|} - 1 / D_{|i-j|+1}| \, |G_i - G_j|`
+    - "lambdarank": :math:`w = |1 / D_i - 1 / D_j| \, |G_i - G_j|`
+    - "ndcg2pp": :math:`\mu` times "ndcg2" plus "lambdarank"
+
+    Documents of equal score stand in the worst order, lower labels first, so that no input order matters and a model
+    that scores all documents alike is not thought to be right.
+
+    Args:
+        scores: ``(lists, docs)`` model scores.
+        labels: ``(lists, docs)`` relevance, larger is better, not negative (any sign for ``weighting="none"``).
+        mask: ``(lists, docs)`` bool, True for real documents. None: all are.
+        weighting: A name from the list above, or a function of (gain, discount, labels), each ``(1, docs)`` for one
+            list in the model's order, that returns weights which broadcast to ``(1, docs, docs)``.
+        top_k: nDCG@k: the cut-off of the ideal DCG; pairs need one document among the model's first k. None: all.
+        sigma: Scale of score differences, above 0.
+        mu: Weight of "ndcg2" in "ndcg2pp".
+        gain: "exponential": :math:`2^y - 1`, labels below 128; "linear": y.
+        log_base: "binary" or "natural" logarithm.
+        eps: Smallest ideal DCG to divide by.
+        reduction: "none" → ``(lists,)``, "sum", or "mean" over lists.
+
+    Returns:
+        The loss; a list of one document or one label gives 0.
+
+    Raises:
+        ValueError: wrong shapes, non-finite scores or labels, labels out of the gain's range, ``sigma`` or ``mu`` not
+            above 0, ``top_k`` below 1, unknown ``weighting``, ``gain`` or ``log_base``.
+
+    >>> labels = torch.tensor([[2.0, 1.0, 0.0]])
+    >>> good, bad = torch.tensor([[1.5, 0.3, -1.0]]), torch.tensor([[-1.0, 0.3, 1.5]])
+    >>> bool(lambda_loss(good, labels) < lambda_loss(bad, labels))
+    True
+    """
+    check_positive("sigma", sigma)
+    check_positive("mu", mu)
+    check_top_k(top_k)
+    check_choice("log_base", log_base, ("binary", "natural"))
+    if not callable(weighting):
+        check_choice("weighting", weighting, WEIGHTINGS)
+    scores, labels, mask = as_lists(scores, labels, mask)
+    order = _model_order(scores.detach(), labels, mask)
+    scores, labels, ranked = scores.gather(-1, order), labels.gather(-1, order), mask.gather(-1, order)
+    shares = torch.zeros_like(labels) if weighting == "none" else ideal_share(labels, ranked, gain, top_k, eps)
+    pairs = _kept_pairs(labels, ranked, top_k, all_pairs=weighting == "ndcg1")
+    weights = _weights(weighting, shares, labels, ranked, mu)
+    log_sigmoid = torch.nn.functional.logsigmoid(sigma * (scores[:, :, None] - scores[:, None, :]))
+    total = torch.where(pairs, weights * -log_sigmoid, 0).sum((-2, -1))
+    per_list = total / pairs.sum((-2, -1)).clamp_min(1)
+    if log_base == "binary":
+        per_list = per_list / math.log(2)
+    return reduce_lists(per_list, teaches(labels, ranked), reduction)
+
+
+def _model_order(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Documents by score, best first; equal scores by label, worst first; padding last."""
+    worst_first = labels.argsort(dim=-1, stable=True)
+    keys = scores.masked_fill(~mask, -torch.inf).gather(-1, worst_first)
+    return worst_first.gather(-1, keys.sort(dim=-1, descending=True, stable=True).indices)
+
+
+def _kept_pairs(labels: Tensor, mask: Tensor, top_k: int | None, all_pairs: bool) -> Tensor:
+    """``(lists, docs, docs)`` bool: the pairs (better, worse) that count, documents in the model's order."""
+    pairs = mask[:, :, None] & mask[:, None, :]
+    if not all_pairs:
+        pairs = pairs & (labels[:, :, None] > labels[:, None, :])
+    if top_k is not None:
+        inside = torch.arange(labels.shape[-1], device=labels.device) < top_k
+        pairs = pairs & (inside[:, None] | inside[None, :])
+    return pairs
+
+
+def _weights(
+    weighting: Weighting | WeightingFunction, gain: Tensor, labels: Tensor, mask: Tensor, mu: float
+) -> Tensor:
+    """Weights that broadcast to ``(lists, docs, docs)``, documents in the model's order."""
+    discount = torch.log2(torch.arange(2, gain.shape[-1] + 2, device=gain.device).to(gain))[None]
+    if callable(weighting):
+        return _custom_weights(weighting, gain, discount, labels, mask)
+    if weighting == "none":
+        return gain.new_ones(())
+    if weighting == "ndcg1":
+        return (gain / discount)[:, :, None]
+    lambdarank = (1 / discount[:, :, None] - 1 / discount[:, None, :]).abs()
+    if weighting == "lambdarank":
+        change = lambdarank
+    else:
+        ndcg2 = _discount_steps(gain.shape[-1], discount)
+        change = ndcg2 if weighting == "ndcg2" else mu * ndcg2 + lambdarank
+    return change * (gain[:, :, None] - gain[:, None, :]).abs()
+
+
+def _discount_steps(docs: int, discount: Tensor) -> Tensor:
+    """``(1, docs, docs)``: how much the inverse discount falls from position \\|i - j\\| to the next; 0 for i = j."""
+    inverse = 1 / discount[0]
+    step = torch.cat([inverse.new_zeros(1), inverse[:-1] - inverse[1:]])
+    positions = torch.arange(docs, device=discount.device)
+    return step[(positions[:, None] - positions[None, :]).abs()][None]
+
+
+def _custom_weights(
+    function: WeightingFunction, gain: Tensor, discount: Tensor, labels: Tensor, mask: Tensor
+) -> Tensor:
+    """A user's weighting, called for one unpadded list at a time, so that it cannot see neighbours or padding."""
+    docs = gain.shape[-1]
+    weights = gain.new_zeros(*gain.shape, docs)
+    for row, size in enumerate(mask.sum(-1).tolist()):
+        if size:
+            value = function(gain[row : row + 1, :size], discount[:, :size], labels[row : row + 1, :size])
+            weights[row, :size, :size] = torch.as_tensor(value).expand(1, size, size)[0]
+    return weights

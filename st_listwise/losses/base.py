@@ -1,0 +1,199 @@
+"""ListwiseLoss: check → score → list loss → mean. Everything that the losses share and no list loss should know."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sentence_transformers.cross_encoder import CrossEncoder
+from sentence_transformers.util import fullname, import_from_string
+from torch import Tensor, nn
+from typing_extensions import TypedDict
+
+from st_listwise.functional.lists import length_mask, pad_lists
+from st_listwise.losses.checks import check_batch
+from st_listwise.scoring import cut_pairs, score_mini_batches
+
+logger = logging.getLogger(__name__)
+
+#: Beyond this a sigmoid in float32 is exactly 1, so that documents tie.
+SATURATED = 16.6
+
+
+class ScoringOptions(TypedDict, total=False):
+    """Keyword arguments that every loss passes on to :class:`ListwiseLoss`."""
+
+    mini_batch_tokens: int | None
+    recompute: bool
+
+
+class ListwiseLoss(nn.Module, ABC):
+    """Base of all losses on lists. A subclass gives the loss of each list, from scores, in :meth:`list_loss`.
+
+    The loss of a batch is the mean over its lists of what each list gives alone. Neither neighbours, nor padding, nor
+    mini-batches, nor processes change what a query teaches.
+
+    Args:
+        model: CrossEncoder with one output label.
+        activation_fn: Applied to the scores before the loss. A module, or its dotted name in ``torch``.
+        mini_batch_size: Most (query, document) pairs in one forward pass. None: an automatic token budget. 0 or less:
+            the whole batch at once. Value and gradient are the same for each; memory and time are not.
+        mini_batch_tokens: Most padded tokens in one forward pass. A longer pair runs alone.
+        recompute: Keep activations of one mini-batch only and compute the others again in the backward pass: the
+            memory of a mini-batch for a step of any size, for at most one more forward pass. Dropout is replayed.
+
+    Raises:
+        ValueError: the model has more than one output label, or a limit makes no sense.
+
+    Example:
+        A loss of your own is one function of padded lists::
+
+            class SoftmaxLoss(ListwiseLoss):
+                def list_loss(self, scores, labels, mask):
+                    return st_listwise.functional.list_net(scores, labels, mask, reduction="none")
+
+        Check it with :mod:`st_listwise.testing`.
+    """
+
+    def __init__(
+        self,
+        model: CrossEncoder,
+        activation_fn: nn.Module | str | None = None,
+        mini_batch_size: int | None = None,
+        *,
+        mini_batch_tokens: int | None = None,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        if model.num_labels != 1:
+            raise ValueError(
+                f"{type(self).__name__} needs a model with 1 output label, got one with {model.num_labels}: "
+                "build it as CrossEncoder(..., num_labels=1)."
+            )
+        if mini_batch_tokens is not None and mini_batch_tokens < 1:
+            raise ValueError(f"mini_batch_tokens={mini_batch_tokens!r} must be at least 1, or None.")
+        self.model = model
+        self.activation_fn = _activation(activation_fn)
+        self.mini_batch_size = mini_batch_size
+        self.mini_batch_tokens = mini_batch_tokens
+        self.recompute = recompute
+        self._announced = False
+        self._warned_saturated = False
+
+    @abstractmethod
+    def list_loss(self, scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        """The loss of each list.
+
+        Args:
+            scores: ``(lists, docs)`` float32 or float64, 0 in the padding.
+            labels: ``(lists, docs)`` relevance, larger is better.
+            mask: ``(lists, docs)`` bool, True for real documents.
+
+        Returns:
+            ``(lists,)``, each entry a function of its own row only.
+        """
+
+    def forward(
+        self,
+        inputs: Sequence[Sequence[Any]],
+        labels: Sequence[Tensor] | None,
+        prompt: str | None = None,
+        task: str | None = None,
+    ) -> Tensor:
+        """Mean loss over the lists of a batch.
+
+        Args:
+            inputs: ``[queries, documents of each query]``, or with a third column of one weight a query: each list's
+                loss is multiplied by its weight before the plain mean.
+            labels: For each query a tensor with one label a document, larger is better.
+            prompt: Passed to the model's preprocessing.
+            task: Passed to the model's preprocessing.
+
+        Raises:
+            ValueError: bad input, with the query and the document.
+        """
+        try:
+            return self._forward(inputs, labels, prompt, task)
+        except TypeError as error:
+            # CrossEncoderTrainer takes a TypeError to mean that the loss knows no prompt, and runs it again without.
+            raise ValueError(f"{type(self).__name__}: {error}") from error
+
+    def _forward(
+        self, inputs: Sequence[Sequence[Any]], labels: Sequence[Tensor] | None, prompt: str | None, task: str | None
+    ) -> Tensor:
+        batch = check_batch(inputs, labels, type(self).__name__)
+        batches = cut_pairs(
+            self.model,
+            batch.pairs,
+            mini_batch_size=self.mini_batch_size,
+            mini_batch_tokens=self.mini_batch_tokens,
+            prompt=prompt,
+            task=task,
+        )
+        self._announce(len(batch.sizes), len(batch.pairs), len(batches.features))
+        scores = score_mini_batches(self.model, batches, recompute=self.recompute)
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        self._warn_if_saturated(scores.detach())
+        scores = pad_lists(self.activation_fn(scores), batch.sizes)
+        targets = pad_lists(batch.labels.to(scores.device, scores.dtype), batch.sizes)
+        per_list = self.list_loss(scores, targets, length_mask(batch.sizes, scores.device))
+        if batch.weights is not None:
+            per_list = per_list * batch.weights.to(per_list)
+        return per_list.mean()
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The constructor's arguments, JSON-able: ``type(loss)(model, **loss.get_config_dict())`` is an equal loss."""
+        return {
+            "activation_fn": fullname(self.activation_fn),
+            "mini_batch_size": self.mini_batch_size,
+            "mini_batch_tokens": self.mini_batch_tokens,
+            "recompute": self.recompute,
+        }
+
+    @property
+    def citation(self) -> str:
+        """BibTeX of the loss's source, for the model card."""
+        return ""
+
+    def check_options(self) -> None:
+        """ValueError for options that the list loss does not take: at construction, not at the first step."""
+        self.list_loss(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool))
+
+    def _announce(self, queries: int, pairs: int, forwards: int) -> None:
+        if not self._announced:
+            self._announced = True
+            logger.info(
+                f"{type(self).__name__}: a batch of {queries} queries = {pairs} pairs = {forwards} forward passes."
+            )
+
+    def _warn_if_saturated(self, scores: Tensor) -> None:
+        sigmoid = isinstance(getattr(self.model, "activation_fn", None), nn.Sigmoid)
+        if sigmoid and not self._warned_saturated and bool((scores > SATURATED).any()):
+            self._warned_saturated = True
+            logger.warning(
+                f"Scores have passed {SATURATED}, where the sigmoid that this model's predict() applies is 1 exactly: "
+                "documents will tie. Build the model with CrossEncoder(..., activation_fn=torch.nn.Identity())."
+            )
+
+
+def _activation(activation_fn: nn.Module | str | None) -> nn.Module:
+    """A module from itself, its dotted name, or None."""
+    if activation_fn is None:
+        return nn.Identity()
+    if not isinstance(activation_fn, str):
+        return activation_fn
+    if not activation_fn.startswith("torch.nn."):
+        raise ValueError(
+            f"activation_fn={activation_fn!r}: by name only modules of torch.nn can be given; pass the module."
+        )
+    return import_from_string(activation_fn)()
+
+
+def dotted_name(function: Any) -> str:
+    """Where a user's function or object comes from, for the configuration: it cannot be rebuilt from that alone."""
+    return (
+        f"{function.__module__}.{function.__qualname__}" if hasattr(function, "__qualname__") else fullname(function)
+    )

@@ -1,0 +1,169 @@
+"""Pairs → scores: length-sorted mini-batches by token budget, optionally recomputed in the backward pass.
+
+Scores do not depend on how pairs are cut, so this is where all freedom of batching lives: no loss knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from sentence_transformers.cross_encoder import CrossEncoder
+from sentence_transformers.util import batch_to_device
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+Features = dict[str, Any]
+
+#: Padded tokens in a mini-batch when the user sets no limit, by device type.
+AUTO_TOKENS = {"cpu": 512, "cuda": 32768}
+#: Pairs in a mini-batch where inputs tell no length.
+AUTO_PAIRS = 32
+
+
+class Limits(NamedTuple):
+    """Limits of one mini-batch; at least one pair always fits.
+
+    ``pairs`` None: no limit by count. ``tokens`` None: no limit by padded tokens (pairs times the longest of them).
+    """
+
+    pairs: int | None
+    tokens: int | None
+
+    @classmethod
+    def from_options(cls, size: int | None, tokens: int | None, device: torch.device) -> Limits:
+        """Both options None: an automatic token budget. ``size`` of 0 or less: no limit by count."""
+        if size is None and tokens is None:
+            return cls(None, AUTO_TOKENS.get(device.type, AUTO_TOKENS["cuda"]))
+        return cls(size if size is not None and size > 0 else None, tokens)
+
+    def cut(self, lengths: Sequence[int]) -> Iterator[slice]:
+        """Cut lengths, longest first, into mini-batches.
+
+        >>> list(Limits(pairs=3, tokens=20).cut([9, 8, 5, 5, 4, 4]))
+        [slice(0, 2, None), slice(2, 5, None), slice(5, 6, None)]
+        """
+        start = 0
+        while start < len(lengths):
+            room = len(lengths) if self.tokens is None else max(self.tokens // max(lengths[start], 1), 1)
+            stop = min(start + min(room, self.pairs or room), len(lengths))
+            yield slice(start, stop)
+            start = stop
+
+
+class MiniBatches(NamedTuple):
+    """Pairs that are ready to be scored: the order in which they stand, and the features of each mini-batch."""
+
+    order: Tensor
+    features: list[Features]
+
+
+def cut_pairs(
+    model: nn.Module,
+    pairs: Sequence[tuple[Any, Any]],
+    *,
+    mini_batch_size: int | None = None,
+    mini_batch_tokens: int | None = None,
+    prompt: str | None = None,
+    task: str | None = None,
+) -> MiniBatches:
+    """Preprocess (query, document) pairs and cut them into mini-batches, longest pairs first.
+
+    Args:
+        model: A ``CrossEncoder``, or a wrapper of one that has its ``preprocess`` bound, as sentence-transformers'
+            trainer does.
+        pairs: Queries and documents, anything that ``model.preprocess`` takes.
+        mini_batch_size: Most pairs in one forward pass; 0 or less: all.
+        mini_batch_tokens: Most padded tokens in one forward pass. With neither option: ``AUTO_TOKENS`` of the device.
+        prompt: Passed to ``model.preprocess``.
+        task: Passed to ``model.preprocess``.
+    """
+    bare = unwrap(model)
+    limits = Limits.from_options(mini_batch_size, mini_batch_tokens, bare.device)
+    features = bare.preprocess(list(pairs), prompt=prompt, task=task)
+    lengths = _lengths(features, len(pairs))
+    if lengths is not None:
+        order = torch.argsort(lengths, descending=True, stable=True)
+        cuts = limits.cut(lengths[order].tolist())
+        return MiniBatches(order, [_take(features, order[cut]) for cut in cuts])
+    # No attention mask to cut along (images, flattened inputs): count pairs, and preprocess each mini-batch by itself.
+    by_count = Limits(limits.pairs or (AUTO_PAIRS if limits.tokens is not None else None), None)
+    batches = [list(pairs[cut]) for cut in by_count.cut([1] * len(pairs))]
+    if len(batches) > 1:
+        return MiniBatches(
+            torch.arange(len(pairs)), [bare.preprocess(batch, prompt=prompt, task=task) for batch in batches]
+        )
+    return MiniBatches(torch.arange(len(pairs)), [features])
+
+
+def score_mini_batches(model: nn.Module, batches: MiniBatches, *, recompute: bool = False) -> Tensor:
+    """Score mini-batches, with gradients.
+
+    The last mini-batch always keeps its graph, which the backward pass uses first. It alone goes through the DDP
+    wrapper, if there is one: one forward and one all-reduce a step, however many mini-batches each process has, and
+    nothing is recomputed through the wrapper.
+
+    Args:
+        model: As in :func:`cut_pairs`, with one output label.
+        batches: From :func:`cut_pairs`.
+        recompute: Keep activations of one mini-batch only and compute the others again in the backward pass, dropout
+            and autocast replayed.
+
+    Returns:
+        ``(pairs,)`` scores in the order in which the pairs were given, in the model's precision.
+
+    Raises:
+        ValueError: the model does not return one score a pair.
+    """
+    bare = unwrap(model)
+    recompute = recompute and torch.is_grad_enabled()
+    scores = []
+    for features in batches.features[:-1]:
+        features = batch_to_device(features, bare.device)
+        if recompute:
+            scores.append(checkpoint(_scores, bare, features, use_reentrant=False))
+        else:
+            scores.append(_scores(bare, features))
+    scores.append(_scores(model, batch_to_device(batches.features[-1], bare.device)))
+    flat = torch.cat(scores)
+    if flat.numel() != batches.order.numel():
+        raise ValueError(
+            f"The model returned {flat.numel()} scores for {batches.order.numel()} pairs; expected one each."
+        )
+    return flat[torch.argsort(batches.order).to(flat.device)]
+
+
+def unwrap(model: nn.Module) -> CrossEncoder:
+    """The model inside DistributedDataParallel, whose parameters and autograd nodes are the same."""
+    return cast(CrossEncoder, model.module if isinstance(model, DistributedDataParallel) else model)
+
+
+def _scores(model: nn.Module, features: Features) -> Tensor:
+    # A model writes its outputs into the dictionary that it is given; a second pass must not find those of the first.
+    return model(dict(features))["scores"].reshape(-1)
+
+
+def _lengths(features: Features, pairs: int) -> Tensor | None:
+    """Real tokens of each pair, or None where the features cannot be cut pair by pair."""
+    mask = features.get("attention_mask")
+    if not (isinstance(mask, Tensor) and mask.ndim == 2):
+        return None
+    sliceable = all(value.shape[:1] == (pairs,) for value in features.values() if isinstance(value, Tensor))
+    return mask.sum(-1).cpu() if sliceable else None
+
+
+def _take(features: Features, rows: Tensor) -> Features:
+    """The features of some pairs, without the padding columns that all of them share, on the padded side only."""
+    mask = features["attention_mask"]
+    used = mask[rows].any(0).int()
+    left_padded = bool((mask[:, 0] == 0).any())
+    columns = slice(int(used.argmax()), None) if left_padded else slice(len(used) - int(used.flip(0).argmax()))
+    taken = {}
+    for name, value in features.items():
+        if isinstance(value, Tensor):
+            value = value[rows]
+            value = value[:, columns] if value.shape[1:2] == mask.shape[1:] else value
+        taken[name] = value
+    return taken

@@ -1,0 +1,73 @@
+"""Batches of real text to measure on: WikiQA and Cranfield, or the demo data where they are absent."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[2]
+
+
+class Batch(NamedTuple):
+    queries: list[str]
+    docs: list[list[str]]
+    labels: list[Tensor]
+
+
+def batches(shape: str, data: Path) -> list[Batch]:
+    """All batches of a shape, in a fixed random order."""
+    lists = list(SHAPES[shape][1](data))
+    random.Random(12).shuffle(lists)
+    size = SHAPES[shape][0]
+    return [Batch(*map(list, zip(*lists[start : start + size]))) for start in range(0, len(lists) - size + 1, size)]
+
+
+def wikiqa(data: Path) -> Iterator[tuple[str, list[str], Tensor]]:
+    """Questions with a positive and all their candidate sentences."""
+    for row in _rows(data / "wikiqa" / "train.jsonl"):
+        passages = row["passages"]
+        if any(passages["is_selected"]):
+            yield row["query"], passages["passage_text"], torch.tensor(passages["is_selected"])
+
+
+def cranfield(data: Path) -> Iterator[tuple[str, list[str], Tensor]]:
+    """Queries with the 10 abstracts that BM25 ranks first."""
+    folder = data / "cranfield"
+    docs = {row["doc_id"]: f"{row['title']} {row['text']}" for row in _rows(folder / "docs.jsonl")}
+    queries = {row["query_id"]: row["text"] for row in _rows(folder / "queries.jsonl")}
+    qrels = (line.split("\t") for line in (folder / "qrels_no_neg1.tsv").read_text().splitlines()[1:])
+    grades = {(row[0], row[1]): int(row[2]) for row in qrels}
+    run: dict[str, list[str]] = {}
+    for line in (folder / "bm25_top50_no_neg1.run").read_text().splitlines():
+        query, _, doc, *_ = line.split()
+        if docs[doc].strip():
+            run.setdefault(query, []).append(doc)
+    for query, ranked in run.items():
+        top = ranked[:10]
+        yield queries[query], [docs[doc] for doc in top], torch.tensor([grades.get((query, doc), 0) for doc in top])
+
+
+def demo(data: Path) -> Iterator[tuple[str, list[str], Tensor]]:
+    """Docstrings of the standard library: needs no data."""
+    sys.path.insert(0, str(ROOT / "examples" / "ms_marco"))
+    from demo import demo_rows
+
+    for row in demo_rows():
+        passages = row["passages"]
+        yield row["query"], passages["passage_text"], torch.tensor(passages["is_selected"])
+
+
+#: name → (lists in a batch, where lists come from)
+SHAPES: dict[str, tuple[int, Any]] = {"wikiqa": (16, wikiqa), "cranfield": (4, cranfield), "demo": (16, demo)}
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        yield from map(json.loads, file)
