@@ -127,17 +127,17 @@ def lambda_loss(
     if not callable(weighting):
         check_choice("weighting", weighting, WEIGHTINGS)
     scores, labels, mask = as_lists(scores, labels, mask)
+    shares = torch.zeros_like(labels) if weighting == "none" else ideal_share(labels, mask, gain, top_k, eps)
     order = _model_order(scores.detach(), labels, mask)
-    scores, labels, ranked = scores.gather(-1, order), labels.gather(-1, order), mask.gather(-1, order)
-    shares = torch.zeros_like(labels) if weighting == "none" else ideal_share(labels, ranked, gain, top_k, eps)
-    pairs = _kept_pairs(labels, ranked, top_k, all_pairs=weighting == "ndcg1")
-    weights = _weights(weighting, shares, labels, ranked, mu)
+    scores, labels, mask, shares = (part.gather(-1, order) for part in (scores, labels, mask, shares))
+    pairs = _kept_pairs(labels, mask, top_k, all_pairs=weighting == "ndcg1")
+    weights = _weights(weighting, shares, labels, mask, mu)
     log_sigmoid = torch.nn.functional.logsigmoid(sigma * (scores[:, :, None] - scores[:, None, :]))
     total = torch.where(pairs, weights * -log_sigmoid, 0).sum((-2, -1))
     per_list = total / pairs.sum((-2, -1)).clamp_min(1)
     if log_base == "binary":
         per_list = per_list / math.log(2)
-    return reduce_lists(per_list, teaches(labels, ranked), reduction)
+    return reduce_lists(per_list, teaches(labels, mask), reduction)
 
 
 def _model_order(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:

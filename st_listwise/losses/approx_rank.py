@@ -47,7 +47,7 @@ class ADRMSELoss(ListwiseLoss):
 
     Relations:
         - sentence-transformers' class of this name averages over all documents of the *batch*, so that a list of 2
-          beside one of 100 keeps 2% of its gradient; here each list is averaged first. For one list the values agree.
+          beside one of 100 keeps 4% of its gradient; here each list is averaged first. For one list the values agree.
 
     Example:
         ::

@@ -1,0 +1,23 @@
+"""Real data for tests that need it, and a quiet machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real data sets beside the checkout; tests on it are skipped where it is absent."""
+    if not SHARED.exists():
+        pytest.skip("needs the folder shared/data beside the checkout, with real data that may not be redistributed")
+    return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)

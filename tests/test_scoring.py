@@ -1,0 +1,164 @@
+"""Mini-batches: what is cut, in which order scores come back, and that nothing but time and memory depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sentence_transformers import CrossEncoder
+from tiny_models import tiny_bert, tiny_decoder
+from torch import Tensor, nn
+
+from st_listwise.scoring import AUTO_TOKENS, Limits, cut_pairs, score_mini_batches
+
+PAIRS = [
+    ("what is a bear", "an animal"),
+    ("bear", "a bear is a large animal with a long coat, found in many parts of the world"),
+    ("capital of france", "paris"),
+    ("capital of france", "rome is the capital of italy"),
+    ("how fast", "x"),
+    ("why", "because it is so"),
+]
+MODELS = pytest.mark.parametrize("build", [tiny_bert, tiny_decoder])
+Build = Callable[..., CrossEncoder]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    size=st.none() | st.integers(1, 9),
+    tokens=st.none() | st.integers(1, 200),
+)
+def test_every_pair_stands_in_one_mini_batch_within_the_limits(
+    lengths: list[int], size: int | None, tokens: int | None
+) -> None:
+    lengths.sort(reverse=True)
+    cuts = list(Limits(size, tokens).cut(lengths))
+    assert [index for cut in cuts for index in range(cut.start, cut.stop)] == list(range(len(lengths)))
+    for cut in cuts:
+        batch = lengths[cut]
+        assert size is None or len(batch) <= size
+        assert tokens is None or len(batch) == 1 or len(batch) * max(batch) <= tokens
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "expected"),
+    [
+        (None, None, Limits(None, AUTO_TOKENS["cpu"])),
+        (8, None, Limits(8, None)),
+        (None, 100, Limits(None, 100)),
+        (8, 100, Limits(8, 100)),
+        (0, None, Limits(None, None)),  # once meant "the batch size", and the number of queries at that
+        (-1, None, Limits(None, None)),
+    ],
+)
+def test_what_the_options_mean(size: int | None, tokens: int | None, expected: Limits) -> None:
+    assert Limits.from_options(size, tokens, torch.device("cpu")) == expected
+
+
+@MODELS
+@pytest.mark.parametrize("options", [{}, {"mini_batch_size": 1}, {"mini_batch_size": 4}, {"mini_batch_tokens": 60}])
+def test_scores_come_back_in_the_order_of_pairs_and_equal_predict(build: Build, options: dict[str, int]) -> None:
+    model = build()
+    expected = torch.stack([model.predict([pair], convert_to_tensor=True)[0] for pair in PAIRS])
+    scores = score_mini_batches(model, cut_pairs(model, PAIRS, **options))
+    torch.testing.assert_close(scores.detach(), expected, rtol=1e-4, atol=1e-5)
+
+
+@MODELS
+def test_padding_is_cut_on_the_padded_side_only(build: Build) -> None:
+    model = build()
+    whole = model.preprocess(PAIRS)
+    batches = cut_pairs(model, PAIRS, mini_batch_size=2)
+    for rows, features in zip(batches.order.split(2), batches.features):
+        real = whole["attention_mask"][rows].bool()
+        assert features["attention_mask"].shape[1] == real.sum(-1).max()
+        for got, row in zip(features["input_ids"], rows):
+            mask = features["attention_mask"][(rows == row).nonzero()[0, 0]].bool()
+            assert got[mask].tolist() == whole["input_ids"][row][whole["attention_mask"][row].bool()].tolist()
+
+
+def test_a_pair_longer_than_the_budget_runs_alone() -> None:
+    model = tiny_bert()
+    batches = cut_pairs(model, PAIRS, mini_batch_tokens=5)
+    assert [len(features["input_ids"]) for features in batches.features] == [1] * len(PAIRS)
+
+
+def test_longest_pairs_run_first_so_that_memory_runs_out_at_once_or_never() -> None:
+    widths = [f["input_ids"].shape[1] for f in cut_pairs(tiny_bert(), PAIRS, mini_batch_size=1).features]
+    assert widths == sorted(widths, reverse=True)
+
+
+class Pictures(nn.Module):
+    """Stands for a model whose inputs have no attention mask: each pair is one row of patches of any number."""
+
+    device = torch.device("cpu")
+    num_labels = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+        self.calls: list[int] = []
+
+    def preprocess(self, pairs: list[Any], **options: Any) -> dict[str, Any]:
+        sizes = [picture for _, picture in pairs]
+        return {"pixel_values": torch.cat([torch.full((n, 3), float(n)) for n in sizes]), "sizes": sizes}
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
+        self.calls.append(len(features["sizes"]))
+        parts = features["pixel_values"].split(features["sizes"])
+        return {"scores": self.weight * torch.stack([part.mean() for part in parts])}
+
+
+@pytest.mark.parametrize(
+    ("options", "calls"), [({}, [32, 8]), ({"mini_batch_size": 15}, [15, 15, 10]), ({"mini_batch_size": -1}, [40])]
+)
+def test_inputs_without_an_attention_mask_are_cut_by_count(options: dict[str, int], calls: list[int]) -> None:
+    model = Pictures()
+    pairs = [("q", 1 + index % 7) for index in range(40)]
+    scores = score_mini_batches(model, cut_pairs(model, pairs, **options))
+    assert model.calls == calls
+    assert scores.tolist() == [2.0 * size for _, size in pairs]
+
+
+def test_a_model_with_two_scores_a_pair_is_refused() -> None:
+    model = tiny_bert(num_labels=2)
+    with pytest.raises(ValueError, match="12 scores for 6 pairs"):
+        score_mini_batches(model, cut_pairs(model, PAIRS))
+
+
+@MODELS
+def test_recomputing_replays_dropout_bit_by_bit(build: Build) -> None:
+    """Peers replayed the second pass without the first one's dropout: gradients of another network."""
+    model = build(dropout=0.3).train()
+    gradients = []
+    for recompute in (False, True):
+        torch.manual_seed(7)
+        model.zero_grad()
+        score_mini_batches(model, cut_pairs(model, PAIRS, mini_batch_size=2), recompute=recompute).sum().backward()
+        gradients.append({name: part.grad for name, part in model.named_parameters() if part.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+
+
+def test_recomputing_keeps_the_graph_of_one_mini_batch_only() -> None:
+    """Counts what autograd saves: with recompute it must not grow with the number of mini-batches."""
+
+    def saved(pairs: int, recompute: bool) -> int:
+        model = tiny_bert()
+        batches = cut_pairs(model, [PAIRS[1]] * pairs, mini_batch_size=1)
+        seen: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            seen[tensor.data_ptr()] = tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            score_mini_batches(model, batches, recompute=recompute).sum()
+        return sum(seen.values()) - sum(parameter.numel() for parameter in model.parameters())
+
+    assert saved(12, recompute=True) < 1.2 * saved(2, recompute=True)
+    assert saved(12, recompute=False) > 4 * saved(2, recompute=False)
