@@ -15,7 +15,8 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	touch $@
 
 train: setup  ## train a reranker on the embedded demo data, no downloads from a hub
-	HF_HUB_OFFLINE=1 $(BIN)/python examples/ms_marco/train_listwise.py --dataset demo --model demo --output_dir $(OUTPUT)
+	HF_HUB_OFFLINE=1 $(BIN)/python examples/ms_marco/train_listwise.py --dataset demo --model demo --output_dir $(OUTPUT) \
+		--learning_rate 1e-4 --per_device_train_batch_size 4
 
 test: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses auto

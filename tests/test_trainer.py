@@ -16,7 +16,12 @@ import st_listwise
 
 ROWS: dict[str, list[Any]] = {
     "query": ["what is a bear", "capital of france", "how fast", "why"],
-    "docs": [["an animal", "a planet"], ["paris", "rome", "berlin"], ["as light", "slow"], ["because", "no", "it is so"]],
+    "docs": [
+        ["an animal", "a planet"],
+        ["paris", "rome", "berlin"],
+        ["as light", "slow"],
+        ["because", "no", "it is so"],
+    ],
     "labels": [[1, 0], [2, 0, 1], [0, 1], [1, 0, 0]],
 }
 PAIRS = [(query, doc) for query, docs in zip(ROWS["query"], ROWS["docs"]) for doc in docs]
@@ -111,7 +116,9 @@ def test_evaluation_loss_is_the_mean_over_lists_whatever_the_batch(tmp_path: Pat
         loss = st_listwise.ADRMSELoss(model, mini_batch_size=2, recompute=True)
         args = arguments(tmp_path, per_device_eval_batch_size=batch_size)
         dataset = Dataset.from_dict(ROWS)
-        values.append(CrossEncoderTrainer(model=model, args=args, eval_dataset=dataset, loss=loss).evaluate()["eval_loss"])
+        values.append(
+            CrossEncoderTrainer(model=model, args=args, eval_dataset=dataset, loss=loss).evaluate()["eval_loss"]
+        )
     assert values == pytest.approx([values[0]] * 3, rel=1e-5)
 
 
@@ -142,7 +149,9 @@ def test_the_saved_card_names_the_loss_with_its_configuration_and_cites_the_pape
     model.save_pretrained(str(tmp_path / "final"))
     card = (tmp_path / "final" / "README.md").read_text(encoding="utf-8")
     assert "st_listwise.losses.approx_rank.ApproxNDCGLoss" in card
-    shown = json.loads(card.split("ApproxNDCGLoss</code> with these parameters:")[1].split("```json")[1].split("```")[0])
+    shown = json.loads(
+        card.split("ApproxNDCGLoss</code> with these parameters:")[1].split("```json")[1].split("```")[0]
+    )
     assert shown == loss.get_config_dict()
     assert "@article{qin2010general" in card
 

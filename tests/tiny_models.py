@@ -1,4 +1,4 @@
-"""Tiny random cross-encoders, built in code: a BERT with a classification head, and a decoder that answers yes or no."""
+"""Tiny random cross-encoders, built in code: a BERT with a head, and a decoder that answers yes or no."""
 
 from __future__ import annotations
 

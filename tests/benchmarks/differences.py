@@ -1,6 +1,6 @@
 """Where our losses differ from sentence-transformers' of the same name, in numbers. Chosen scores, no network.
 
-    python tests/benchmarks/differences.py
+python tests/benchmarks/differences.py
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def kept_gradient(module: Any, name: str) -> float:
 def main() -> None:
     print("Share of its gradient that a list of 2 keeps beside a list of 100")
     for name in ("ADRMSELoss", "RankNetLoss", "LambdaLoss"):
-        print(f"  {name:14} upstream {kept_gradient(upstream, name):8.2%}   here {kept_gradient(st_listwise, name):8.2%}")
+        print(
+            f"  {name:14} upstream {kept_gradient(upstream, name):8.2%}   here {kept_gradient(st_listwise, name):8.2%}"
+        )
 
     print("ListMLELoss(model) with its defaults, scores 1.5, 0.3, -1")
     for labels in ([0.0, 1.0, 2.0], [2.0, 1.0, 0.0]):

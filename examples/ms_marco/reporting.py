@@ -1,0 +1,76 @@
+"""What a run leaves behind: metrics.json, loss_curve.png, and the table that is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Metrics = dict[str, float]
+COLUMNS = {"map": "MAP", "mrr@10": "MRR@10", "ndcg@10": "nDCG@10"}
+
+
+def table(results: Mapping[str, Mapping[str, Metrics]]) -> str:
+    """Results as text: a block for each set of queries, a line for each way of ordering its documents.
+
+    >>> print(table({"held-out": {"trained": {"map": 0.5, "mrr@10": 0.5, "ndcg@10": 0.625}}}))
+    held-out             MAP  MRR@10 nDCG@10
+    trained           0.5000  0.5000  0.6250
+    """
+    blocks = []
+    for queries, rows in results.items():
+        lines = [f"{queries:14}" + "".join(f"{title:>8}" for title in COLUMNS.values()).rstrip()]
+        for order, metrics in rows.items():
+            lines.append(f"{order:16}" + "".join(f"{metrics[key]:8.4f}" for key in COLUMNS))
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write to a temporary name and move, so that the file is whole whenever it is there."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def plot_curve(path: Path, history: Sequence[Mapping[str, float]], metric: str | None, title: str) -> None:
+    """Training loss over steps, and the evaluation metric on an axis of its own, as a PNG.
+
+    Args:
+        path: Where the picture goes.
+        history: The trainer's log history.
+        metric: Key of the evaluation metric in it. None: no second axis.
+        title: Above the picture.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    losses = [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
+    scores = [(entry["step"], entry[metric]) for entry in history if metric and metric in entry]
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    if losses:
+        axis.plot(*zip(*losses), color="tab:blue", marker="." if len(losses) < 40 else None, label="training loss")
+    axis.set(xlabel="step", ylabel="training loss", title=title, xlim=(0, None), ylim=(0, None))
+    axis.grid(alpha=0.3)
+    if scores:
+        right = axis.twinx()
+        right.plot(*zip(*scores), color="tab:orange", marker="o", label=_metric_name(metric))
+        right.set_ylabel(_metric_name(metric))
+        right.spines["top"].set_visible(False)
+    axis.spines["top"].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    temporary = path.with_name(path.stem + ".tmp.png")
+    figure.savefig(temporary, dpi=150)
+    plt.close(figure)
+    os.replace(temporary, path)
+
+
+def _metric_name(metric: str | None) -> str:
+    name = (metric or "").removeprefix("eval_").replace("_", " ")
+    for key, title in COLUMNS.items():
+        name = name.replace(key, title)
+    return name

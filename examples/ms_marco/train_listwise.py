@@ -1,0 +1,305 @@
+"""Train a reranker on ranked lists: MS MARCO, judgments of your own in a file, or a demo that needs no download.
+
+    python examples/ms_marco/train_listwise.py                                  # MS MARCO v1.1, MiniLM-L12
+    python examples/ms_marco/train_listwise.py --dataset demo --model demo      # minutes on a laptop
+    python examples/ms_marco/train_listwise.py --dataset rows.jsonl --loss ADRMSELoss --loss_args '{"alpha": 2}'
+
+Every argument of CrossEncoderTrainingArguments can be given as well. See the README beside this file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import json
+import logging
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from datasets import Dataset
+from demo import lexical_scores
+from mapper import describe, map_dataset
+from reporting import Metrics, plot_curve, table, write_json
+from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.cross_encoder.evaluation import (
+    CrossEncoderNanoBEIREvaluator,
+    CrossEncoderRerankingEvaluator,
+)
+from sources import load_model, load_rows
+from transformers import HfArgumentParser, set_seed
+
+from st_listwise import ListwiseLoss, losses
+
+logger = logging.getLogger("train_listwise")
+BF16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+
+
+@dataclass
+class ScriptArguments:
+    """What is trained on what."""
+
+    model: str = field(
+        default="microsoft/MiniLM-L12-H384-uncased", metadata={"help": "name on the Hub, local folder, or 'demo'"}
+    )
+    dataset: str = field(
+        default="microsoft/ms_marco", metadata={"help": "name on the Hub, .json/.jsonl/.parquet file, or 'demo'"}
+    )
+    dataset_config: str | None = field(default="v1.1", metadata={"help": "configuration of a data set on the Hub"})
+    loss: str = field(default="ListMLELoss", metadata={"help": "class name: " + ", ".join(losses.__all__)})
+    loss_args: str = field(default="{}", metadata={"help": "the loss's arguments as JSON, such as '{\"alpha\": 2}'"})
+    max_docs: int | None = field(default=None, metadata={"help": "most documents of a list, at least 2"})
+    max_length: int | None = field(default=None, metadata={"help": "longest pair in tokens"})
+    eval_queries: int = field(default=1000, metadata={"help": "queries held out, at most a tenth of all"})
+    eval_file: str | None = field(default=None, metadata={"help": "file to evaluate on instead of held-out queries"})
+    test_file: str | None = field(default=None, metadata={"help": "file for figures before and after training"})
+    nano_beir: bool | None = field(
+        default=None,
+        metadata={"help": "choose the best model on NanoBEIR; default: with data from the Hub, if reachable"},
+    )
+
+
+@dataclass
+class TrainingArguments(CrossEncoderTrainingArguments):
+    """CrossEncoderTrainingArguments with defaults for a reranker on MS MARCO v1.1."""
+
+    output_dir: str | None = field(default="output/ms_marco", metadata={"help": "where everything goes"})
+    num_train_epochs: float = field(default=1.0, metadata={"help": "epochs"})
+    per_device_train_batch_size: int = field(default=16, metadata={"help": "queries in a step"})
+    learning_rate: float = field(default=2e-5, metadata={"help": "peak learning rate"})
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "steps of warm-up, or below 1 their share of all steps"}
+    )
+    seed: int = field(default=12, metadata={"help": "of the model's head, the held-out queries and the order of data"})
+    bf16: bool = field(default=BF16, metadata={"help": "default: where the hardware has it"})
+    eval_strategy: str = field(default="steps", metadata={"help": "no, steps or epoch"})
+    eval_steps: float | None = field(default=0.25, metadata={"help": "steps, or below 1 their share of all steps"})
+    save_strategy: str = field(default="steps", metadata={"help": "no, steps, epoch or best"})
+    save_steps: float = field(default=0.25, metadata={"help": "steps, or below 1 their share of all steps"})
+    save_total_limit: int | None = field(default=2, metadata={"help": "checkpoints to keep"})
+    load_best_model_at_end: bool = field(default=True, metadata={"help": "end with the best evaluated checkpoint"})
+    logging_steps: float = field(default=0.02, metadata={"help": "steps, or below 1 their share of all steps"})
+    report_to: None | str | list[str] = field(  # noqa: RUF036  # the parser looks at the second
+        default="none", metadata={"help": "wandb, tensorboard, ..."}
+    )
+
+
+class LexicalOrder:
+    """Orders by BM25, in the place of a model in an evaluator."""
+
+    model_card_data = SimpleNamespace(set_evaluation_metrics=lambda *arguments: None)
+
+    def predict(self, pairs: list[tuple[str, str]], **options: Any) -> Any:
+        return lexical_scores(pairs)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    for name in ("train_listwise", "st_listwise"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    classes: Any = (ScriptArguments, TrainingArguments)
+    parser = HfArgumentParser(classes, description=__doc__)
+    script, args = parser.parse_args_into_dataclasses(argv)
+    try:
+        return run(script, args, argv)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None) -> int:
+    push = push_settings(args)
+    build_loss = loss_builder(script.loss, script.loss_args)
+    train, held_out, counts = prepare_data(script, args)
+    set_seed(args.seed)  # before the model is built: its head starts at random
+    model = load_model(script.model, script.max_length)
+    model.model_card_data.language = model.model_card_data.language or ["en"]
+    loss = build_loss(model)
+
+    sets = {"held-out": reranking_evaluator(held_out, "held-out")}
+    if script.test_file:
+        sets["test"] = reranking_evaluator(map_dataset(load_rows(script.test_file))[0], "test")
+    results = {name: {"BM25": measure(LexicalOrder(), evaluator)} for name, evaluator in sets.items()}
+    for name, evaluator in sets.items():
+        results[name]["before"] = measure(model, evaluator)
+
+    guide = nano_beir(script) or sets["held-out"]
+    trainer = build_trainer(model, args, train, loss, guide)
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    for name, evaluator in sets.items():
+        results[name]["after"] = measure(model, evaluator)
+
+    output = Path(str(args.output_dir))
+    model.save_pretrained(str(output / "final"))
+    plot_curve(output / "loss_curve.png", trainer.state.log_history, args.metric_for_best_model, describe_run(script))
+    write_json(output / "metrics.json", summary(script, args, argv, counts, results, trainer, loss))
+    print(f"\n{table(results)}\n\nModel, card and figures are in {output}: final/, loss_curve.png, metrics.json.")
+    return push_final(model, output / "final", push) if push else 0
+
+
+def loss_builder(name: str, arguments: str) -> Any:
+    """A function from a model to the loss; name and arguments are checked before anything is loaded."""
+    names = [loss for loss in losses.__all__ if loss != ListwiseLoss.__name__]
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise ValueError(f"--loss {name!r} is not known.{hint} There are {', '.join(names)}.")
+    try:
+        options = json.loads(arguments)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"--loss_args {arguments!r} is not valid JSON ({error}). Write '{{\"alpha\": 2}}'."
+        ) from error
+    if not isinstance(options, dict):
+        raise ValueError(f"--loss_args {arguments!r} must be a JSON object, such as '{{\"alpha\": 2}}'.")
+
+    def build(model: CrossEncoder) -> ListwiseLoss:
+        loss_class = getattr(losses, name)
+        known = loss_class(model).get_config_dict()
+        if unknown := set(options) - set(known):
+            raise ValueError(f"--loss_args: {name} has no {', '.join(sorted(unknown))}; it takes {', '.join(known)}.")
+        return loss_class(model, **options)
+
+    return build
+
+
+def prepare_data(script: ScriptArguments, args: TrainingArguments) -> tuple[Dataset, Dataset, dict[str, Any]]:
+    """Training lists, held-out lists, and the counts of what was left out."""
+    config = script.dataset_config if script.dataset == "microsoft/ms_marco" else None
+    lists, counts = map_dataset(load_rows(script.dataset, config), script.max_docs)
+    logger.info(f"{script.dataset}: {describe(counts)}")
+    if script.eval_file:
+        held_out, eval_counts = map_dataset(load_rows(script.eval_file), script.max_docs)
+        logger.info(f"{script.eval_file}: {describe(eval_counts)}")
+        return lists, held_out, {"train": counts, "held-out": eval_counts}
+    size = min(script.eval_queries, len(lists) // 10)
+    if size < 1:
+        raise ValueError(f"{script.dataset} leaves {len(lists)} lists; at least 10 are needed, or an --eval_file.")
+    split = lists.train_test_split(test_size=size, seed=12)
+    return split["train"], split["test"], {"train": counts, "held-out": {"queries": size}}
+
+
+def reranking_evaluator(lists: Dataset, name: str) -> CrossEncoderRerankingEvaluator:
+    """MAP, MRR@10 and nDCG@10 with all documents of a list as candidates; relevant is above the lowest label."""
+    samples = []
+    for row in lists:
+        threshold = max(0.0, min(row["labels"]))
+        documents = list(zip(row["docs"], row["labels"]))
+        samples.append(
+            {
+                "query": row["query"],
+                "positive": [doc for doc, label in documents if label > threshold],
+                "negative": [doc for doc, label in documents if label <= threshold],
+            }
+        )
+    return CrossEncoderRerankingEvaluator(
+        samples=samples, name=name, batch_size=32, show_progress_bar=True, write_csv=False
+    )
+
+
+def measure(model: Any, evaluator: CrossEncoderRerankingEvaluator) -> Metrics:
+    metrics = evaluator(model)
+    return {key.removeprefix(f"{evaluator.name}_"): float(value) for key, value in metrics.items()}
+
+
+def nano_beir(script: ScriptArguments) -> BaseEvaluator | None:
+    """NanoBEIR, where it is wanted and can be reached."""
+    local = script.dataset == "demo" or Path(script.dataset).exists()
+    if script.nano_beir is False or (script.nano_beir is None and local):
+        return None
+    try:
+        return CrossEncoderNanoBEIREvaluator()
+    except Exception as error:  # whatever the Hub client raises without a network
+        if script.nano_beir:
+            raise ValueError(
+                f"--nano_beir: NanoBEIR could not be loaded ({type(error).__name__}: {error})."
+            ) from error
+        logger.info("NanoBEIR could not be reached: the best model is chosen on the held-out queries.")
+        return None
+
+
+def build_trainer(
+    model: CrossEncoder, args: TrainingArguments, train: Dataset, loss: ListwiseLoss, guide: BaseEvaluator
+) -> CrossEncoderTrainer:
+    name = getattr(guide, "name", "")
+    metric = str(guide.primary_metric)
+    metric = metric if not name or metric.startswith(f"{name}_") else f"{name}_{metric}"
+    if args.metric_for_best_model in (None, "loss", "eval_loss"):  # what the arguments class fills in
+        args.metric_for_best_model = f"eval_{metric}"
+        args.greater_is_better = True
+    return CrossEncoderTrainer(model=model, args=args, train_dataset=train, loss=loss, evaluator=guide)
+
+
+def describe_run(script: ScriptArguments) -> str:
+    return f"{script.loss} on {Path(script.dataset).name}, {Path(script.model).name}"
+
+
+def summary(
+    script: ScriptArguments,
+    args: TrainingArguments,
+    argv: list[str] | None,
+    counts: dict[str, Any],
+    results: dict[str, dict[str, Metrics]],
+    trainer: CrossEncoderTrainer,
+    loss: ListwiseLoss,
+) -> dict[str, Any]:
+    """Everything that is needed to know what the figures mean, and to get them again."""
+    words = sys.argv[1:] if argv is None else argv
+    packages = ("st-listwise", "sentence-transformers", "transformers", "torch")
+    return {
+        "command": shlex.join(["python", "examples/ms_marco/train_listwise.py", *_without_token(words)]),
+        "metrics": results,
+        "loss": {"name": script.loss, "config": loss.get_config_dict()},
+        "model": script.model,
+        "dataset": script.dataset,
+        "counts": counts,
+        "seed": args.seed,
+        "steps": trainer.state.global_step,
+        "epochs": args.num_train_epochs,
+        "batch_size": args.per_device_train_batch_size,
+        "learning_rate": args.learning_rate,
+        "seconds": next((e["train_runtime"] for e in trainer.state.log_history if "train_runtime" in e), None),
+        "versions": {package: importlib.metadata.version(package) for package in packages},
+    }
+
+
+def _without_token(words: list[str]) -> list[str]:
+    hidden = [word if not word.startswith("--hub_token=") else "--hub_token=..." for word in words]
+    return ["..." if index and hidden[index - 1] == "--hub_token" else word for index, word in enumerate(hidden)]
+
+
+def push_settings(args: TrainingArguments) -> dict[str, Any] | None:
+    """Takes the push out of the trainer's hands: it would push every checkpoint, and before anything is trained."""
+    if not args.push_to_hub:
+        return None
+    if not args.hub_model_id:
+        raise ValueError("--push_to_hub needs --hub_model_id owner/name.")
+    args.push_to_hub = False
+    return {"repo_id": args.hub_model_id, "token": args.hub_token, "private": args.hub_private_repo}
+
+
+def push_final(model: CrossEncoder, folder: Path, push: dict[str, Any]) -> int:
+    """One push, of what lies saved. A failure loses nothing and says how to push by hand."""
+    try:
+        url = model.push_to_hub(**push, local_model_path=str(folder), exist_ok=True)
+    except Exception as error:  # of the network, the Hub, or the account
+        message = str(error).replace(push["token"] or "\0", "...")
+        print(
+            f"error: the push failed ({type(error).__name__}: {message})\n"
+            f"The model is safe in {folder}. To push it by hand:\n"
+            f"    hf auth login\n    hf upload {push['repo_id']} {folder} .",
+            file=sys.stderr,
+        )
+        return 1
+    print(f"Pushed: {url}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
