@@ -1,0 +1,271 @@
+"""All loss classes on both kinds of model: no batching option changes value or gradient, and bad input is named."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from tiny_models import tiny_bert, tiny_decoder
+from torch import Tensor, nn
+
+import st_listwise
+from st_listwise import testing
+
+QUERIES = ["what is a bear", "capital of france", "how fast", "why", "one", "same"]
+DOCS = [
+    ["an animal", "a planet"],
+    ["paris is the capital", "rome", "berlin is big and far away", "x"],
+    ["fast as light", "slow", "it is so"],
+    ["because", "no", "yes it is so"],
+    ["alone"],
+    ["equal", "labels"],
+]
+LABELS = [torch.tensor(row) for row in ([1, 0], [2, 0, 1, 0], [0, 1, 0], [1, 0, 3], [1], [1, 1])]
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "ListMLELoss": [{}, {"ties": "input", "top_k": 2}, {"respect_input_order": True}],
+    "PListMLELoss": [{}, {"lambda_weight": lambda mask: 1 / (1.0 + mask.cumsum(-1))}],
+    "ListNetLoss": [{"label_temperature": 0.5}],
+    "AttentionRankLoss": [{}],
+    "ADRMSELoss": [{}, {"alpha": 2.0, "discount": "reciprocal", "normalize": True}],
+    "ApproxNDCGLoss": [{}, {"top_k": 2, "gain": "linear"}],
+    "ApproxMRRLoss": [{}],
+    "RankNetLoss": [{}, {"k": 1}],
+    "LambdaLoss": [
+        {},
+        {"weighting_scheme": "ndcg1"},
+        {"weighting_scheme": lambda gain, discount, labels: gain[:, :, None]},
+    ],
+}
+NAMES = list(OPTIONS)
+CASES = [(name, options) for name in NAMES for options in OPTIONS[name]]
+MODELS = pytest.mark.parametrize("build", [tiny_bert, tiny_decoder])
+Build = Callable[..., CrossEncoder]
+BATCHING: list[dict[str, Any]] = [
+    *({"mini_batch_size": size, "recompute": recompute} for size in (1, 3, 7, -1) for recompute in (False, True)),
+    {"mini_batch_size": None},
+    {"mini_batch_tokens": 20, "recompute": True},
+    {"mini_batch_tokens": 64},
+    {"mini_batch_size": 2, "mini_batch_tokens": 10000},
+]
+
+
+def test_the_table_names_every_loss() -> None:
+    assert set(NAMES) == set(st_listwise.losses.__all__) - {"ListwiseLoss"}
+
+
+def step(loss: nn.Module, inputs: Any = None, labels: Any = None, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    loss.zero_grad()
+    value = loss([QUERIES, DOCS] if inputs is None else inputs, LABELS if labels is None else labels, **options)
+    value.backward()
+    gradients = {name: part.grad.clone() for name, part in loss.named_parameters() if part.grad is not None}
+    return value.detach(), gradients
+
+
+def same(actual: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]) -> None:
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-9, atol=1e-12)
+    assert actual[1].keys() == expected[1].keys()
+    for name, gradient in actual[1].items():
+        torch.testing.assert_close(
+            gradient, expected[1][name], rtol=1e-7, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@MODELS
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_batch_is_the_mean_of_its_lists_for_value_and_every_gradient(
+    build: Build, name: str, options: dict[str, Any]
+) -> None:
+    loss = getattr(st_listwise, name)(build().double(), **options)
+    testing.check_batch_invariance(loss, [QUERIES, DOCS], LABELS, tolerance=1e-9)
+
+
+@MODELS
+@pytest.mark.parametrize("name", NAMES)
+def test_mini_batches_and_recompute_change_nothing(build: Build, name: str) -> None:
+    model = build().double()
+    loss_class = getattr(st_listwise, name)
+    expected = step(loss_class(model, mini_batch_size=-1))
+    assert expected[1]
+    for batching in BATCHING:
+        same(step(loss_class(model, **batching)), expected)
+
+
+@MODELS
+@pytest.mark.parametrize("name", ["ListMLELoss", "ADRMSELoss"])
+def test_dropout_is_replayed_bit_by_bit(build: Build, name: str) -> None:
+    model = build(dropout=0.3).train()
+    results = []
+    for recompute in (False, True):
+        loss = getattr(st_listwise, name)(model, mini_batch_size=2, recompute=recompute)
+        torch.manual_seed(5)
+        results.append(step(loss))
+    assert torch.equal(results[0][0], results[1][0])
+    assert all(torch.equal(gradient, results[1][1][key]) for key, gradient in results[0][1].items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_of_a_third_column_multiply_each_list(name: str) -> None:
+    model = tiny_bert().double()
+    loss = getattr(st_listwise, name)(model)
+    weights = [0.5, 2.0, 0.0, 1.0, 3.0, 1.0]
+    value, _ = step(loss, [QUERIES, DOCS, weights])
+    singles = [step(loss, [QUERIES[i : i + 1], DOCS[i : i + 1]], LABELS[i : i + 1])[0] for i in range(6)]
+    expected = sum(weight * single for weight, single in zip(weights, singles)) / 6
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lists_that_cannot_teach_give_zeros_and_not_none(name: str) -> None:
+    value, gradients = step(getattr(st_listwise, name)(tiny_bert()), [QUERIES[4:], DOCS[4:]], LABELS[4:])
+    assert value == 0
+    assert gradients
+    assert all((gradient == 0).all() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_trains(name: str, dtype: torch.dtype) -> None:
+    loss = getattr(st_listwise, name)(tiny_bert(), mini_batch_size=3, recompute=True)
+    with torch.autocast("cpu", dtype=dtype):
+        value = loss([QUERIES, DOCS], LABELS)
+    value.backward()
+    assert value.dtype == torch.float32
+    assert all(torch.isfinite(part.grad).all() for part in loss.parameters() if part.grad is not None)
+
+
+def test_bfloat16_weights_train() -> None:
+    value, gradients = step(st_listwise.ListMLELoss(tiny_bert().bfloat16(), mini_batch_size=3))
+    assert value.dtype == torch.float32
+    assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
+    assert {gradient.dtype for gradient in gradients.values()} == {torch.bfloat16}
+
+
+def test_no_grad_gives_the_same_value() -> None:
+    loss = st_listwise.LambdaLoss(tiny_bert(), mini_batch_size=2, recompute=True)
+    with torch.no_grad():
+        value = loss([QUERIES, DOCS], LABELS)
+    assert not value.requires_grad
+    torch.testing.assert_close(value, step(loss)[0])
+
+
+@MODELS
+def test_the_prompt_is_passed_on(build: Build) -> None:
+    loss = st_listwise.ListMLELoss(build())
+    prompted = step(loss, prompt="rank: ")[0]
+    assert prompted != step(loss)[0]
+    torch.testing.assert_close(prompted, step(loss, [[f"rank: {query}" for query in QUERIES], DOCS])[0])
+
+
+def test_the_activation_is_applied_to_the_scores() -> None:
+    model = tiny_bert()
+    scaled = st_listwise.ListMLELoss(model, activation_fn=nn.Hardtanh(-1e-6, 1e-6))
+    uniform = [math.log(2), math.log(4) + math.log(3), math.log(3), math.log(3) + math.log(2)]  # choices among equals
+    assert step(scaled)[0].item() == pytest.approx(sum(uniform) / 6, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_the_configuration_rebuilds_the_loss(name: str, options: dict[str, Any]) -> None:
+    model = tiny_bert()
+    loss = getattr(st_listwise, name)(model, **options, mini_batch_tokens=77, recompute=True, activation_fn=nn.Tanh())
+    config = json.loads(json.dumps(loss.get_config_dict()))
+    if any(callable(value) for value in options.values()):
+        assert any("<lambda>" in str(value) for value in config.values())  # named, if not to be rebuilt from a name
+        return
+    rebuilt = type(loss)(model, **config)
+    assert rebuilt.get_config_dict() == config
+    assert step(rebuilt)[0] == step(loss)[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loss_cites_its_paper(name: str) -> None:
+    citation = getattr(st_listwise, name)(tiny_bert()).citation
+    assert citation.strip().startswith("@")
+    assert citation.count("{") == citation.count("}")
+
+
+# Bad input
+
+ONE = [torch.tensor([1.0, 0.0])]
+BAD: list[tuple[str, Any, Any, str]] = [
+    ("one column", [["q"]], ONE, "takes two columns.*got 1 columns"),
+    ("four columns", [["q"], [["a", "b"]], [1.0], [1.0]], ONE, "got 4 columns"),
+    ("queries and lists", [["q", "r"], [["a", "b"]]], ONE, "2 queries and 1 lists"),
+    ("no queries", [[], []], [], "0 queries"),
+    ("documents as text", [["q"], ["a b"]], ONE, "documents of query 0 is str"),
+    (
+        "an empty list",
+        [["q", "r"], [["a", "b"], []]],
+        [*ONE, torch.tensor([])],
+        "documents of query 1 is an empty list",
+    ),
+    ("a query of None", [["q", None], [["a", "b"]] * 2], ONE * 2, "query 1 is None"),
+    ("an empty query", [["  "], [["a", "b"]]], ONE, "query 0 is empty text"),
+    ("a document of None", [["q"], [["a", None]]], ONE, "documents of query 0, document 1 is None"),
+    ("an empty document", [["q", "r"], [["a", "b"], ["", "b"]]], ONE * 2, "documents of query 1, document 0 is empty"),
+    ("a number for text", [["q"], [["a", 7]]], ONE, "documents of query 0, document 1 is the number 7"),
+    ("fewer labels", [["q"], [["a", "b", "c"]]], ONE, "labels of query 0: 2 labels for 3 documents"),
+    ("fewer rows of labels", [["q", "r"], [["a", "b"]] * 2], ONE, "labels has 1 entries for 2 queries"),
+    ("no labels", [["q"], [["a", "b"]]], None, "needs labels"),
+    ("a batched tensor", [["q"], [["a", "b"]]], torch.tensor([[1.0, 0.0]]), "labels is one tensor of shape"),
+    ("labels of text", [["q"], [["a", "b"]]], [["x", "y"]], "labels of query 0 is not a list of numbers"),
+    ("a NaN label", [["q"], [["a", "b"]]], [torch.tensor([1.0, math.nan])], "labels of query 0, document 1 is nan"),
+    (
+        "an infinite label",
+        [["q"], [["a", "b"]]],
+        [torch.tensor([math.inf, 0])],
+        "labels of query 0, document 0 is inf",
+    ),
+    ("a weight of text", [["q"], [["a", "b"]], ["x"]], ONE, "third column must hold one weight a query"),
+    ("a negative weight", [["q"], [["a", "b"]], [-1.0]], ONE, "weight of query 0 is -1"),
+    ("two weights", [["q"], [["a", "b"]], [1.0, 2.0]], ONE, r"shape \(2,\) for 1 queries"),
+]
+
+
+@pytest.mark.parametrize(("what", "inputs", "labels", "message"), BAD, ids=[row[0] for row in BAD])
+def test_bad_input_names_its_place(what: str, inputs: Any, labels: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        st_listwise.ListMLELoss(tiny_bert())(inputs, labels)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_score_that_is_not_finite_names_its_place(name: str) -> None:
+    model = tiny_bert()
+    with torch.no_grad():
+        model.model.classifier.weight.fill_(math.inf)
+    with pytest.raises(ValueError, match="scores of query 0, document 0"):
+        getattr(st_listwise, name)(model)([QUERIES, DOCS], LABELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ADRMSELoss", {"alpha": -1.0}, "alpha=-1.0"),
+        ("ADRMSELoss", {"discount": "ln"}, "discount='ln'"),
+        ("ApproxNDCGLoss", {"alpha": 0.0}, "alpha=0.0"),
+        ("ApproxMRRLoss", {"alpha": math.inf}, "alpha=inf"),
+        ("ListMLELoss", {"ties": "efron"}, "ties='efron'"),
+        ("PListMLELoss", {"ties": "efron"}, "ties='efron'"),
+        ("PListMLELoss", {"lambda_weight": "linear"}, "lambda_weight='linear'.*'exponential'"),
+        ("PListMLELoss", {"lambda_weight": lambda mask: torch.ones(1, 5)}, r"must return \(1, 2\) weights"),
+        ("LambdaLoss", {"weighting_scheme": "ndcg9"}, "weighting='ndcg9'"),
+        ("LambdaLoss", {"k": 0}, "top_k=0"),
+        ("RankNetLoss", {"reduction_log": "decimal"}, "log_base='decimal'"),
+        ("ListNetLoss", {"label_temperature": -1.0}, "label_temperature=-1.0"),
+        ("ListNetLoss", {"mini_batch_tokens": 0}, "mini_batch_tokens=0"),
+        ("ListNetLoss", {"activation_fn": "os.system"}, "activation_fn='os.system'"),
+    ],
+)
+def test_bad_options_are_refused_when_the_loss_is_built(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        getattr(st_listwise, name)(tiny_bert(), **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_with_two_outputs_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} needs a model with 1 output label, got one with 2"):
+        getattr(st_listwise, name)(tiny_bert(num_labels=2))
