@@ -44,6 +44,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 NAMES = list(OPTIONS)
 CASES = [(name, options) for name in NAMES for options in OPTIONS[name]]
 MODELS = pytest.mark.parametrize("build", [tiny_bert, tiny_decoder])
+#: In double precision; but a decoder's norms and rotations are computed in float32, whatever its weights are.
+PRECISION = {tiny_bert: 1e-9, tiny_decoder: 1e-6}
 Build = Callable[..., CrossEncoder]
 BATCHING: list[dict[str, Any]] = [
     *({"mini_batch_size": size, "recompute": recompute} for size in (1, 3, 7, -1) for recompute in (False, True)),
@@ -66,13 +68,15 @@ def step(loss: nn.Module, inputs: Any = None, labels: Any = None, **options: Any
     return value.detach(), gradients
 
 
-def same(actual: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]) -> None:
-    torch.testing.assert_close(actual[0], expected[0], rtol=1e-9, atol=1e-12)
+def same(
+    actual: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]], precision: float
+) -> None:
+    """Equal to ``precision``, relative to the value and to the largest entry of the whole gradient."""
+    torch.testing.assert_close(actual[0], expected[0], rtol=precision, atol=precision)
     assert actual[1].keys() == expected[1].keys()
+    scale = max(float(gradient.abs().max()) for gradient in expected[1].values())
     for name, gradient in actual[1].items():
-        torch.testing.assert_close(
-            gradient, expected[1][name], rtol=1e-7, atol=1e-11, msg=lambda text, n=name: f"{n}: {text}"
-        )
+        assert float((gradient - expected[1][name]).abs().max()) <= precision * scale, name
 
 
 @MODELS
@@ -81,7 +85,7 @@ def test_a_batch_is_the_mean_of_its_lists_for_value_and_every_gradient(
     build: Build, name: str, options: dict[str, Any]
 ) -> None:
     loss = getattr(st_listwise, name)(build().double(), **options)
-    testing.check_batch_invariance(loss, [QUERIES, DOCS], LABELS, tolerance=1e-9)
+    testing.check_batch_invariance(loss, [QUERIES, DOCS], LABELS, tolerance=PRECISION[build])
 
 
 @MODELS
@@ -92,7 +96,7 @@ def test_mini_batches_and_recompute_change_nothing(build: Build, name: str) -> N
     expected = step(loss_class(model, mini_batch_size=-1))
     assert expected[1]
     for batching in BATCHING:
-        same(step(loss_class(model, **batching)), expected)
+        same(step(loss_class(model, **batching)), expected, PRECISION[build])
 
 
 @MODELS

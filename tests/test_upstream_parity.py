@@ -1,7 +1,7 @@
 """Equal to sentence-transformers' losses of the same name wherever those are right, through the same model.
 
 They are not compared where they differ on purpose: means over all documents or pairs of a batch (ADRMSELoss,
-RankNetLoss, LambdaLoss), lists of one label, tied labels under ListMLE (an unstable sort), labels outside the gain range.
+RankNetLoss, LambdaLoss), lists of one label, tied labels under ListMLE (an unstable sort), labels beyond the gain.
 """
 
 from __future__ import annotations

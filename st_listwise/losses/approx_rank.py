@@ -107,7 +107,7 @@ class ApproxNDCGLoss(ListwiseLoss):
 
     Args:
         model: CrossEncoder with one output label.
-        alpha: Steepness of the rank approximation, above 0.
+        alpha: Steepness of the rank approximation, above 0. Default: 1.
         activation_fn: Applied to the scores before the loss. Default: none.
         mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
         top_k: Cut-off of the metric, approximated smoothly. Default: the whole list.
@@ -129,6 +129,8 @@ class ApproxNDCGLoss(ListwiseLoss):
         +--------------------------------+-------------------------------+-------------------------------+
 
     Recommendations:
+        - When nDCG of graded labels is the aim. Documents whose scores lie far apart have almost no gradient, the more
+          so the larger alpha is.
 
     Relations:
         - :class:`LambdaLoss` bounds the same metric by weighted pairs; :class:`ApproxMRRLoss` is for one relevant
@@ -188,7 +190,7 @@ class ApproxMRRLoss(ListwiseLoss):
 
     Args:
         model: CrossEncoder with one output label.
-        alpha: Steepness of the rank approximation, above 0.
+        alpha: Steepness of the rank approximation, above 0. Default: 1.
         activation_fn: Applied to the scores before the loss. Default: none.
         mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
 
