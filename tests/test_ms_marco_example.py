@@ -146,6 +146,7 @@ def test_a_malformed_file_names_its_line_and_nothing_is_written(
     ("arguments", "message"),
     [
         (["--loss", "ADRMSE"], "Did you mean ADRMSELoss"),
+        (["--loss", "listmle"], "Did you mean ListMLELoss"),
         (["--loss", "ListwiseLoss"], "--loss 'ListwiseLoss' is not known"),
         (["--loss_args", "{alpha: 2}"], "--loss_args '{alpha: 2}' is not valid JSON"),
         (["--loss_args", "[2]"], "must be a JSON object"),

@@ -147,8 +147,9 @@ def loss_builder(name: str, arguments: str) -> Any:
     """A function from a model to the loss; name and arguments are checked before anything is loaded."""
     names = [loss for loss in losses.__all__ if loss != ListwiseLoss.__name__]
     if name not in names:
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f" Did you mean {close[0]}?" if close else ""
+        folded = {known.lower(): known for known in names}
+        close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.4)
+        hint = f" Did you mean {folded[close[0]]}?" if close else ""
         raise ValueError(f"--loss {name!r} is not known.{hint} There are {', '.join(names)}.")
     try:
         options = json.loads(arguments)
