@@ -107,7 +107,8 @@ class ApproxNDCGLoss(ListwiseLoss):
 
     Args:
         model: CrossEncoder with one output label.
-        alpha: Steepness of the rank approximation, above 0. Default: 1.
+        alpha: Steepness of the rank approximation, above 0. Default: 5, which on WikiQA (MiniLM-L6, 2 epochs, one seed)
+            reached a MAP of .751 on dev and .708 on test where 1, the function's default, had .732 and .679.
         activation_fn: Applied to the scores before the loss. Default: none.
         mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
         top_k: Cut-off of the metric, approximated smoothly. Default: the whole list.
@@ -145,7 +146,7 @@ class ApproxNDCGLoss(ListwiseLoss):
     def __init__(
         self,
         model: CrossEncoder,
-        alpha: float = 1.0,
+        alpha: float = 5.0,
         activation_fn: nn.Module | str | None = None,
         mini_batch_size: int | None = None,
         *,
