@@ -21,7 +21,6 @@ class Case(NamedTuple):
     reference: Callable[[list[float], list[float]], float]
     input_order: bool = False  #: the order in which documents are given counts
     any_label: bool = True  #: labels may be negative
-    smooth: bool = True  #: differentiable wherever scores differ, so that gradcheck applies
 
 
 def case(name: str, input_order: bool = False, any_label: bool = True, **options: Any) -> Case:

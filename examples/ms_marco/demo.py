@@ -51,7 +51,6 @@ def demo_rows(queries: int = QUERIES, seed: int = 12) -> list[dict[str, Any]]:
     rows = []
     for index in chosen:
         similarity = (rests @ asked[index].T).toarray()[:, 0]
-        similarity[index] = -1
         same = [int(i) for i in np.argsort(-similarity, kind="stable") if modules[i] == modules[index] and i != index]
         negatives = same[:NEIGHBOURS]
         others = [i for i in range(len(docstrings)) if i != index and i not in negatives]

@@ -75,7 +75,7 @@ class TrainingArguments(CrossEncoderTrainingArguments):
     warmup_steps: float = field(
         default=0.1, metadata={"help": "steps of warm-up, or below 1 their share of all steps"}
     )
-    seed: int = field(default=12, metadata={"help": "of the model's head, the held-out queries and the order of data"})
+    seed: int = field(default=12, metadata={"help": "of the model's head and the order of data"})
     bf16: bool = field(default=BF16, metadata={"help": "default: where the hardware has it"})
     eval_strategy: str = field(default="steps", metadata={"help": "no, steps or epoch"})
     eval_steps: float | None = field(default=0.25, metadata={"help": "steps, or below 1 their share of all steps"})
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None) -> int:
     push = push_settings(args)
     build_loss = loss_builder(script.loss, script.loss_args)
-    train, held_out, counts = prepare_data(script, args)
+    train, held_out, counts = prepare_data(script)
     set_seed(args.seed)  # before the model is built: its head starts at random
     model = load_model(script.model, script.max_length)
     model.model_card_data.language = model.model_card_data.language or ["en"]
@@ -170,7 +170,7 @@ def loss_builder(name: str, arguments: str) -> Any:
     return build
 
 
-def prepare_data(script: ScriptArguments, args: TrainingArguments) -> tuple[Dataset, Dataset, dict[str, Any]]:
+def prepare_data(script: ScriptArguments) -> tuple[Dataset, Dataset, dict[str, Any]]:
     """Training lists, held-out lists, and the counts of what was left out."""
     config = script.dataset_config if script.dataset == "microsoft/ms_marco" else None
     lists, counts = map_dataset(load_rows(script.dataset, config), script.max_docs)
