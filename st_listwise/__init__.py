@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from st_listwise import functional, losses
+from st_listwise import functional, losses, modules
 from st_listwise.losses import (
     ADRMSELoss,
     ApproxMRRLoss,
@@ -28,6 +28,8 @@ from st_listwise.losses import (
     PListMLELoss,
     RankNetLoss,
 )
+from st_listwise.modules import FeatureVectors, SetRankConfig
+from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
 
 __version__ = version("st-listwise")
 
@@ -36,12 +38,16 @@ __all__ = [
     "ApproxMRRLoss",
     "ApproxNDCGLoss",
     "AttentionRankLoss",
+    "FeatureVectors",
     "LambdaLoss",
     "ListMLELoss",
     "ListNetLoss",
     "ListwiseLoss",
     "PListMLELoss",
     "RankNetLoss",
+    "SetRankConfig",
+    "SetRankCrossEncoder",
     "functional",
     "losses",
+    "modules",
 ]

@@ -6,6 +6,7 @@ Scores do not depend on how pairs are cut, so this is where all freedom of batch
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,6 +15,8 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+
+from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
 
 Features = dict[str, Any]
 
@@ -98,16 +101,20 @@ def cut_pairs(
     return MiniBatches(torch.arange(len(pairs)), [features])
 
 
-def score_mini_batches(model: nn.Module, batches: MiniBatches, *, recompute: bool = False) -> Tensor:
+def score_mini_batches(
+    model: nn.Module, batches: MiniBatches, list_sizes: Sequence[int], *, recompute: bool = False
+) -> Tensor:
     """Score mini-batches, with gradients.
 
     The last mini-batch always keeps its graph, which the backward pass uses first. It alone goes through the DDP
     wrapper, if there is one: one forward and one all-reduce a step, however many mini-batches each process has, and
-    nothing is recomputed through the wrapper.
+    nothing is recomputed through the wrapper. A model of sets encodes mini-batches likewise; with the last one it
+    scores all lists.
 
     Args:
         model: As in :func:`cut_pairs`, with one output label.
         batches: From :func:`cut_pairs`.
+        list_sizes: Number of documents of each query, for models that score whole lists.
         recompute: Keep activations of one mini-batch only and compute the others again in the backward pass, dropout
             and autocast replayed.
 
@@ -118,21 +125,21 @@ def score_mini_batches(model: nn.Module, batches: MiniBatches, *, recompute: boo
         ValueError: the model does not return one score a pair.
     """
     bare = unwrap(model)
-    recompute = recompute and torch.is_grad_enabled()
-    scores = []
-    for features in batches.features[:-1]:
-        features = batch_to_device(features, bare.device)
-        if recompute:
-            scores.append(checkpoint(_scores, bare, features, use_reentrant=False))
-        else:
-            scores.append(_scores(bare, features))
-    scores.append(_scores(model, batch_to_device(batches.features[-1], bare.device)))
-    flat = torch.cat(scores)
+    of_sets = isinstance(bare, SetRankCrossEncoder)
+    stage = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(_scores, bare)
+    if recompute and torch.is_grad_enabled():
+        stage = partial(checkpoint, stage, use_reentrant=False)
+    *earlier, last = (batch_to_device(features, bare.device) for features in batches.features)
+    parts = [stage(features) for features in earlier]
+    if of_sets:
+        flat = _scores(model, {**last, "encoded": parts, "pair_order": batches.order, "list_sizes": list_sizes})
+    else:
+        flat = torch.cat([*parts, _scores(model, last)])
     if flat.numel() != batches.order.numel():
         raise ValueError(
             f"The model returned {flat.numel()} scores for {batches.order.numel()} pairs; expected one each."
         )
-    return flat[torch.argsort(batches.order).to(flat.device)]
+    return flat if of_sets else flat[torch.argsort(batches.order).to(flat.device)]
 
 
 def unwrap(model: nn.Module) -> CrossEncoder:

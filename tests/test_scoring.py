@@ -64,7 +64,7 @@ def test_what_the_options_mean(size: int | None, tokens: int | None, expected: L
 def test_scores_come_back_in_the_order_of_pairs_and_equal_predict(build: Build, options: dict[str, int]) -> None:
     model = build()
     expected = torch.stack([model.predict([pair], convert_to_tensor=True)[0] for pair in PAIRS])
-    scores = score_mini_batches(model, cut_pairs(model, PAIRS, **options))
+    scores = score_mini_batches(model, cut_pairs(model, PAIRS, **options), SIZES)
     torch.testing.assert_close(scores.detach(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -119,7 +119,7 @@ class Pictures(nn.Module):
 def test_inputs_without_an_attention_mask_are_cut_by_count(options: dict[str, int], calls: list[int]) -> None:
     model = Pictures()
     pairs = [("q", 1 + index % 7) for index in range(40)]
-    scores = score_mini_batches(model, cut_pairs(model, pairs, **options))
+    scores = score_mini_batches(model, cut_pairs(model, pairs, **options), [len(pairs)])
     assert model.calls == calls
     assert scores.tolist() == [2.0 * size for _, size in pairs]
 
@@ -127,7 +127,7 @@ def test_inputs_without_an_attention_mask_are_cut_by_count(options: dict[str, in
 def test_a_model_with_two_scores_a_pair_is_refused() -> None:
     model = tiny_bert(num_labels=2)
     with pytest.raises(ValueError, match="12 scores for 6 pairs"):
-        score_mini_batches(model, cut_pairs(model, PAIRS))
+        score_mini_batches(model, cut_pairs(model, PAIRS), SIZES)
 
 
 @MODELS
@@ -138,7 +138,7 @@ def test_recomputing_replays_dropout_bit_by_bit(build: Build) -> None:
     for recompute in (False, True):
         torch.manual_seed(7)
         model.zero_grad()
-        score_mini_batches(model, cut_pairs(model, PAIRS, mini_batch_size=2), recompute=recompute).sum().backward()
+        score_mini_batches(model, cut_pairs(model, PAIRS, mini_batch_size=2), SIZES, recompute=recompute).sum().backward()
         gradients.append({name: part.grad for name, part in model.named_parameters() if part.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
@@ -157,7 +157,7 @@ def test_recomputing_keeps_the_graph_of_one_mini_batch_only() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            score_mini_batches(model, batches, recompute=recompute).sum()
+            score_mini_batches(model, batches, SIZES, recompute=recompute).sum()
         return sum(seen.values()) - sum(parameter.numel() for parameter in model.parameters())
 
     assert saved(12, recompute=True) < 1.2 * saved(2, recompute=True)

@@ -50,7 +50,9 @@ class ScriptArguments:
     dataset: str = field(
         default="microsoft/ms_marco", metadata={"help": "name on the Hub, .json/.jsonl/.parquet file, or 'demo'"}
     )
-    dataset_config: str | None = field(default="v1.1", metadata={"help": "configuration of a data set on the Hub"})
+    dataset_config: str | None = field(
+        default=None, metadata={"help": "configuration of a data set on the Hub; of microsoft/ms_marco v1.1 by default"}
+    )
     loss: str = field(default="ListMLELoss", metadata={"help": "class name: " + ", ".join(losses.__all__)})
     loss_args: str = field(default="{}", metadata={"help": "the loss's arguments as JSON, such as '{\"alpha\": 2}'"})
     max_docs: int | None = field(default=None, metadata={"help": "most documents of a list, at least 2"})
@@ -84,6 +86,7 @@ class TrainingArguments(CrossEncoderTrainingArguments):
     save_total_limit: int | None = field(default=2, metadata={"help": "checkpoints to keep"})
     load_best_model_at_end: bool = field(default=True, metadata={"help": "end with the best evaluated checkpoint"})
     logging_steps: float = field(default=0.02, metadata={"help": "steps, or below 1 their share of all steps"})
+    dataloader_pin_memory: bool = field(default=torch.cuda.is_available(), metadata={"help": "of use with a GPU"})
     report_to: None | str | list[str] = field(  # noqa: RUF036  # the parser looks at the second
         default="none", metadata={"help": "wandb, tensorboard, ..."}
     )
@@ -116,15 +119,13 @@ def main(argv: list[str] | None = None) -> int:
 def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None) -> int:
     push = push_settings(args)
     build_loss = loss_builder(script.loss, script.loss_args)
-    train, held_out, counts = prepare_data(script)
+    train, evaluation, counts = prepare_data(script)
     set_seed(args.seed)  # before the model is built: its head starts at random
     model = load_model(script.model, script.max_length)
     model.model_card_data.language = model.model_card_data.language or ["en"]
     loss = build_loss(model)
 
-    sets = {"held-out": reranking_evaluator(held_out, "held-out")}
-    if script.test_file:
-        sets["test"] = reranking_evaluator(map_dataset(load_rows(script.test_file))[0], "test")
+    sets = {name: reranking_evaluator(lists, name) for name, lists in evaluation.items()}
     results = {name: {"BM25": measure(LexicalOrder(), evaluator)} for name, evaluator in sets.items()}
     for name, evaluator in sets.items():
         results[name]["before"] = measure(model, evaluator)
@@ -170,20 +171,31 @@ def loss_builder(name: str, arguments: str) -> Any:
     return build
 
 
-def prepare_data(script: ScriptArguments) -> tuple[Dataset, Dataset, dict[str, Any]]:
-    """Training lists, held-out lists, and the counts of what was left out."""
-    config = script.dataset_config if script.dataset == "microsoft/ms_marco" else None
-    lists, counts = map_dataset(load_rows(script.dataset, config), script.max_docs)
-    logger.info(f"{script.dataset}: {describe(counts)}")
-    if script.eval_file:
-        held_out, eval_counts = map_dataset(load_rows(script.eval_file), script.max_docs)
-        logger.info(f"{script.eval_file}: {describe(eval_counts)}")
-        return lists, held_out, {"train": counts, "held-out": eval_counts}
-    size = min(script.eval_queries, len(lists) // 10)
-    if size < 1:
-        raise ValueError(f"{script.dataset} leaves {len(lists)} lists; at least 10 are needed, or an --eval_file.")
-    split = lists.train_test_split(test_size=size, seed=12)
-    return split["train"], split["test"], {"train": counts, "held-out": {"queries": size}}
+def prepare_data(script: ScriptArguments) -> tuple[Dataset, dict[str, Dataset], dict[str, Any]]:
+    """Training lists; lists to evaluate on by name, "held-out" and "test"; and the counts of what was left out."""
+    if script.dataset_config and (script.dataset == "demo" or Path(script.dataset).exists()):
+        raise ValueError(f"--dataset_config {script.dataset_config!r} is for data sets on the Hub only; leave it out.")
+    config = script.dataset_config or ("v1.1" if script.dataset == "microsoft/ms_marco" else None)
+    counts, evaluation = {}, {}
+    lists, counts["train"] = mapped(script.dataset, script.max_docs, config)
+    for name, path in {"held-out": script.eval_file, "test": script.test_file}.items():
+        if path:
+            evaluation[name], counts[name] = mapped(path, script.max_docs if name == "held-out" else None)
+    if "held-out" not in evaluation:
+        size = min(script.eval_queries, len(lists) // 10)
+        if size < 1:
+            raise ValueError(f"{script.dataset} leaves {len(lists)} lists; at least 10 are needed, or an --eval_file.")
+        split = lists.train_test_split(test_size=size, seed=12)
+        lists, counts["held-out"] = split["train"], {"queries": size}
+        evaluation = {"held-out": split["test"], **evaluation}
+    return lists, evaluation, counts
+
+
+def mapped(source: str, max_docs: int | None, config: str | None = None) -> tuple[Dataset, dict[str, int]]:
+    """The lists of a source, and what was left out of them, which is also logged."""
+    lists, counts = map_dataset(load_rows(source, config), max_docs)
+    logger.info(f"{source}: {describe(counts)}")
+    return lists, counts
 
 
 def reranking_evaluator(lists: Dataset, name: str) -> CrossEncoderRerankingEvaluator:

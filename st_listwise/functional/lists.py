@@ -15,19 +15,20 @@ def pad_lists(values: Tensor, lengths: Sequence[int], fill: float = 0.0) -> Tens
     """Lay a flat tensor of all documents out as one row a list.
 
     Args:
-        values: ``(sum(lengths),)``, the documents of the first list, then those of the second, ...
+        values: ``(sum(lengths), …)``, the documents of the first list, then those of the second, ...
         lengths: Number of documents of each list.
         fill: What stands in the padding.
 
     Returns:
-        ``(lists, max(lengths))``, differentiable in ``values``.
+        ``(lists, max(lengths), …)``, differentiable in ``values``.
 
     >>> pad_lists(torch.tensor([3.0, 1.0, 2.0]), [1, 2])
     tensor([[3., 0.],
             [1., 2.]])
     """
     mask = length_mask(lengths, device=values.device)
-    return values.new_full(mask.shape, fill).masked_scatter(mask, values)
+    padded = values.new_full((*mask.shape, *values.shape[1:]), fill)
+    return padded.masked_scatter(mask.view(*mask.shape, *[1] * (values.ndim - 1)), values)
 
 
 def length_mask(lengths: Sequence[int], device: torch.device | str | None = None) -> Tensor:

@@ -134,7 +134,7 @@ class ListwiseLoss(nn.Module, ABC):
             task=task,
         )
         self._announce(len(batch.sizes), len(batch.pairs), len(batches.features))
-        scores = score_mini_batches(self.model, batches, recompute=self.recompute)
+        scores = score_mini_batches(self.model, batches, batch.sizes, recompute=self.recompute)
         scores = scores if scores.dtype == torch.float64 else scores.float()
         self._warn_if_saturated(scores.detach())
         scores = pad_lists(self.activation_fn(scores), batch.sizes)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from st_listwise.functional.lists import check_finite, length_mask, pad_lists
+
 
 class ListBatch(NamedTuple):
     """A checked batch: every query has at least one document and one finite label for each."""
@@ -83,8 +85,7 @@ def _flat_labels(labels: Any, sizes: list[int], loss: str) -> Tensor:
         raise ValueError(f"labels has {len(labels)} entries for {len(sizes)} queries.")
     rows = [_label_row(row, size, index) for index, (row, size) in enumerate(zip(labels, sizes))]
     flat = torch.cat(rows)
-    if not torch.isfinite(flat).all():
-        _raise_not_finite(rows)
+    check_finite("labels", pad_lists(flat, sizes), length_mask(sizes))
     return flat
 
 
@@ -97,15 +98,6 @@ def _label_row(row: Any, size: int, index: int) -> Tensor:
         got = f"{len(row)} labels" if row.ndim == 1 else f"labels of shape {tuple(row.shape)}"
         raise ValueError(f"labels of query {index}: {got} for {size} documents; expected one a document.")
     return row if row.dtype == torch.float64 else row.float()
-
-
-def _raise_not_finite(rows: list[Tensor]) -> None:
-    for index, row in enumerate(rows):
-        for place, value in enumerate(row.tolist()):
-            if not torch.isfinite(torch.tensor(value)):
-                raise ValueError(
-                    f"labels of query {index}, document {place} is {value}. Clean the labels, or drop that document."
-                )
 
 
 def _query_weights(weights: Any, queries: int) -> Tensor:

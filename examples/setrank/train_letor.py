@@ -1,0 +1,279 @@
+"""Train SetRank on numeric documents: LETOR or SVMlight files with qid, or data that the script makes itself.
+
+    python examples/setrank/train_letor.py                                    # made data, minutes on a laptop
+    python examples/setrank/train_letor.py --train train.txt --test test.txt --loss AttentionRankLoss
+
+Beside SetRank it trains the same network without attention between documents, so that you see what the list adds.
+Every argument of CrossEncoderTrainingArguments can be given as well. See the README beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from sentence_transformers import CrossEncoderTrainer, CrossEncoderTrainingArguments
+from sentence_transformers.base.evaluation import BaseEvaluator
+from sklearn.metrics import ndcg_score
+from transformers import HfArgumentParser, set_seed
+
+from st_listwise import FeatureVectors, SetRankConfig, SetRankCrossEncoder
+from st_listwise.data import read_letor
+from st_listwise.modules import SetRank
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
+
+from reporting import plot_curve, write_json  # noqa: E402
+from train_listwise import loss_builder  # noqa: E402
+
+logger = logging.getLogger("train_letor")
+
+
+@dataclass
+class ScriptArguments:
+    """What is trained on what."""
+
+    train: str = field(default="demo", metadata={"help": "LETOR or SVMlight file with qid, or 'demo'"})
+    test: str | None = field(default=None, metadata={"help": "file for figures; needed unless train is 'demo'"})
+    valid: str | None = field(default=None, metadata={"help": "file to choose the best epoch on; default: held-out"})
+    loss: str = field(default="AttentionRankLoss", metadata={"help": "class name of a loss"})
+    loss_args: str = field(default="{}", metadata={"help": "the loss's arguments as JSON"})
+    width: int = field(default=64, metadata={"help": "width of the set layers"})
+    layers: int = field(default=2, metadata={"help": "number of blocks"})
+    heads: int = field(default=4, metadata={"help": "attention heads, a divisor of the width"})
+    inducing_points: int = field(default=0, metadata={"help": "0: MSAB; M: IMSAB with M learned vectors"})
+    dropout: float = field(default=0.1, metadata={"help": "in the set layers"})
+    paper: bool = field(default=False, metadata={"help": "the settings of the authors' code, whatever is given above"})
+    ordinal: str = field(default="none", metadata={"help": "initial rankings: none, absolute or relative"})
+    ranking_features: str = field(default="", metadata={"help": "numbers of features that rank, such as '110,115'"})
+    longest_list: int = field(default=1000, metadata={"help": "rows of the table of ordinal embeddings"})
+    max_docs: int | None = field(default=None, metadata={"help": "most documents of a training list, drawn by seed"})
+    log1p: bool | None = field(
+        default=None, metadata={"help": "logarithm of the features before they are normalised; default: of files"}
+    )
+    compare: bool = field(default=True, metadata={"help": "train the network without attention between documents too"})
+
+
+@dataclass
+class TrainingArguments(CrossEncoderTrainingArguments):
+    """CrossEncoderTrainingArguments with defaults for a small network on numbers."""
+
+    output_dir: str | None = field(default="output/setrank", metadata={"help": "where everything goes"})
+    num_train_epochs: float = field(default=30.0, metadata={"help": "epochs"})
+    per_device_train_batch_size: int = field(default=16, metadata={"help": "queries in a step"})
+    learning_rate: float = field(default=1e-3, metadata={"help": "peak learning rate"})
+    weight_decay: float = field(default=0.01, metadata={"help": "of AdamW"})
+    warmup_steps: float = field(default=0.1, metadata={"help": "steps, or below 1 their share of all steps"})
+    seed: int = field(default=12, metadata={"help": "of the weights and the order of data"})
+    eval_strategy: str = field(default="epoch", metadata={"help": "no, steps or epoch"})
+    save_strategy: str = field(default="epoch", metadata={"help": "no, steps, epoch or best"})
+    save_total_limit: int | None = field(default=1, metadata={"help": "checkpoints to keep"})
+    load_best_model_at_end: bool = field(default=True, metadata={"help": "end with the best epoch"})
+    logging_strategy: str = field(default="epoch", metadata={"help": "no, steps or epoch"})
+    dataloader_pin_memory: bool = field(default=torch.cuda.is_available(), metadata={"help": "of use with a GPU"})
+    report_to: None | str | list[str] = field(  # noqa: RUF036  # the parser looks at the second
+        default="none", metadata={"help": "wandb, tensorboard, ..."}
+    )
+
+
+class WithoutContext(SetRank):
+    """The same layers, but each document attends to itself alone."""
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return super().forward({**features, "list_sizes": [1] * len(features["sentence_embedding"])})
+
+
+class NDCGEvaluator(BaseEvaluator):
+    """nDCG@10 with gain 2^label - 1 over the lists with a relevant document, ties averaged."""
+
+    def __init__(self, lists: Dataset, name: str) -> None:
+        super().__init__()
+        rows = [row for row in lists if max(row["labels"]) > 0]
+        self.queries, self.docs = [row["query"] for row in rows], [row["docs"] for row in rows]
+        self.labels = [row["labels"] for row in rows]
+        self.name, self.primary_metric = name, f"{name}_ndcg@10"
+
+    def __call__(
+        self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        metrics = {self.primary_metric: float(np.mean(self.per_query(self.scores(model))))}
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+    def scores(self, model: SetRankCrossEncoder) -> list[np.ndarray]:
+        """Scores of each list."""
+        pairs = [(query, doc) for query, docs in zip(self.queries, self.docs) for doc in docs]
+        sizes = [len(docs) for docs in self.docs]
+        flat = model.predict(pairs, list_sizes=sizes, batch_size=4096, show_progress_bar=False)
+        return np.split(np.asarray(flat), np.cumsum(sizes)[:-1])
+
+    def per_query(self, scores: Sequence[np.ndarray]) -> list[float]:
+        """nDCG@10 of each list."""
+        return [
+            ndcg_score([2.0 ** np.array(y) - 1], [s], k=10) if len(y) > 1 else 1.0 for y, s in zip(self.labels, scores)
+        ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logger.setLevel(logging.INFO)
+    classes: Any = (ScriptArguments, TrainingArguments)
+    script, args = HfArgumentParser(classes, description=__doc__).parse_args_into_dataclasses(argv)
+    try:
+        run(script, args, sys.argv[1:] if argv is None else argv)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(script: ScriptArguments, args: TrainingArguments, argv: list[str]) -> dict[str, float]:
+    build_loss = loss_builder(script.loss, script.loss_args)
+    train, valid, test = prepare_data(script)
+    output = Path(str(args.output_dir))
+    results: dict[str, float] = {}
+    for name in ["SetRank", *(["without context"] if script.compare else [])]:
+        set_seed(args.seed)
+        model = build_model(script, train, context=name == "SetRank")
+        if name == "SetRank":
+            results["untrained"] = NDCGEvaluator(test, "test")(model)["test_ndcg@10"]
+        evaluator = NDCGEvaluator(valid, "valid")
+        trainer = build_trainer(model, args, train, build_loss(model), evaluator, output / name.replace(" ", "_"))
+        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+        results[name] = NDCGEvaluator(test, "test")(model)["test_ndcg@10"]
+        title = f"{name}, {script.loss} on {Path(script.train).name}"
+        plot_curve(
+            output / f"loss_curve_{name.replace(' ', '_')}.png",
+            trainer.state.log_history,
+            f"eval_{evaluator.primary_metric}",
+            title,
+        )
+        if name == "SetRank":
+            model.save_pretrained(str(output / "final"))
+    command = shlex.join(["python", "examples/setrank/train_letor.py", *argv])
+    write_json(
+        output / "metrics.json",
+        {"command": command, "test nDCG@10": results, "seed": args.seed, "settings": asdict(script)},
+    )
+    print(table(results, len(NDCGEvaluator(test, "test").queries)))
+    print(f"\nModel, card and figures are in {output}: final/, loss_curve_*.png, metrics.json.")
+    return results
+
+
+def table(results: dict[str, float], queries: int) -> str:
+    """Results as text."""
+    lines = [f"test, {queries} queries{'':6}nDCG@10"]
+    return "\n".join(lines + [f"{name:24}{value:7.4f}" for name, value in results.items()])
+
+
+def prepare_data(script: ScriptArguments) -> tuple[Dataset, Dataset, Dataset]:
+    """Lists to train on, to choose the best epoch on, and for the figures."""
+    if script.train == "demo":
+        rows = made_lists(460, seed=12)
+        return tuple(Dataset.from_list(rows[cut]) for cut in (slice(300), slice(300, 360), slice(360, None)))  # type: ignore[return-value]
+    if script.test is None:
+        raise ValueError("--train with a file needs a --test file.")
+    train = read_letor(script.train)
+    width = len(train[0]["docs"][0])
+    test = read_letor(script.test, width)
+    if script.valid:
+        valid = read_letor(script.valid, width)
+    else:
+        parts = train.train_test_split(test_size=max(len(train) // 10, 1), seed=12)
+        train, valid = parts["train"], parts["test"]
+    teaches = train.filter(lambda labels: len(set(labels)) > 1, input_columns="labels")
+    logger.info(f"{script.train}: {len(teaches)} lists; {len(train) - len(teaches)} of one label are left out.")
+    return shorten(teaches, script.max_docs, 12), valid, test
+
+
+def shorten(lists: Dataset, max_docs: int | None, seed: int) -> Dataset:
+    """Lists of at most ``max_docs`` documents, drawn at random; those that are left with one label are dropped."""
+    if max_docs is None:
+        return lists
+    generator = np.random.default_rng(seed)
+    rows = []
+    for row in lists:
+        kept = np.sort(generator.permutation(len(row["labels"]))[:max_docs])
+        short = {"docs": [row["docs"][i] for i in kept], "labels": [row["labels"][i] for i in kept]}
+        if len(set(short["labels"])) > 1:
+            rows.append({"query": row["query"], **short})
+    return Dataset.from_list(rows)
+
+
+def made_lists(queries: int, seed: int, features: int = 16) -> list[dict[str, Any]]:
+    """Lists that follow the cluster hypothesis: relevant documents resemble each other, around a topic of the query.
+
+    The topic is drawn anew for each query and not given, so that only the rest of the list tells where it lies. One
+    more feature is a weak first-stage score.
+    """
+    generator = np.random.default_rng(seed)
+    rows: list[dict[str, Any]] = []
+    while len(rows) < queries:
+        docs = int(generator.integers(10, 40))
+        labels = generator.choice(4, size=docs, p=[0.55, 0.2, 0.15, 0.1])
+        topic = generator.normal(size=features)
+        vectors = labels[:, None] / 3 * topic + generator.normal(size=(docs, features))
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)  # the length must not tell
+        first_stage = labels + 3 * generator.normal(size=docs)
+        if len(set(labels.tolist())) > 1:
+            docs_and_score = np.column_stack([vectors, first_stage])
+            rows.append({"query": f"q{len(rows)}", "docs": docs_and_score.tolist(), "labels": labels.tolist()})
+    return rows
+
+
+def build_model(script: ScriptArguments, train: Dataset, context: bool = True) -> SetRankCrossEncoder:
+    """FeatureVectors → SetRank → Dense, with the statistics of the training lists."""
+    columns = [int(number) - 1 for number in script.ranking_features.split(",") if number]
+    vectors = np.concatenate([np.asarray(docs) for docs in train["docs"]])
+    if script.ordinal != "none" and not columns:
+        logger.info("Ordinal embeddings take the order of the documents in the file as the initial ranking.")
+    ordinal: dict[str, Any] = {
+        "ordinal": script.ordinal,
+        "max_docs": script.longest_list,
+        "rankings": max(len(columns), 1),
+    }
+    if script.paper:
+        config = SetRankConfig.paper(inducing_points=script.inducing_points or 20, **ordinal)
+    else:
+        config = SetRankConfig(
+            width=script.width,
+            layers=script.layers,
+            heads=script.heads,
+            inducing_points=script.inducing_points,
+            dropout=script.dropout,
+            **ordinal,
+        )
+    log1p = script.train != "demo" if script.log1p is None else script.log1p
+    features = FeatureVectors.fit(vectors, log1p=log1p, ranking_columns=columns)
+    model = SetRankCrossEncoder(features=features, set_rank=config)
+    if not context:
+        model[1].__class__ = WithoutContext
+    return model
+
+
+def build_trainer(
+    model: SetRankCrossEncoder,
+    args: TrainingArguments,
+    train: Dataset,
+    loss: Any,
+    evaluator: NDCGEvaluator,
+    output: Path,
+) -> CrossEncoderTrainer:
+    own = TrainingArguments(**{**json.loads(args.to_json_string()), "output_dir": str(output)})
+    if own.metric_for_best_model in (None, "loss", "eval_loss"):  # what the arguments class fills in
+        own.metric_for_best_model, own.greater_is_better = f"eval_{evaluator.primary_metric}", True
+    return CrossEncoderTrainer(model=model, args=own, train_dataset=train, loss=loss, evaluator=evaluator)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Numeric documents as input: vectors of features, normalised with the statistics of the training set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers.base.modules import InputModule
+from torch import Tensor
+from typing_extensions import Self
+
+
+class FeatureVectors(InputModule):
+    r"""Takes (query, vector) pairs; what the query is does not matter, it only says which documents belong together.
+
+    .. math:: z = (g(x) - \mu) / \sigma, \quad g(x) = \operatorname{sign}(x) \log(1 + |x|) \text{ or } x
+
+    with the mean and standard deviation of :math:`g(x)` over the training set, saved with the model. A feature that is
+    constant there becomes 0.
+
+    Args:
+        dim: Number of features.
+        log1p: Whether g is the logarithm, which tames counts and lengths.
+        ranking_columns: Features, counted from 0, whose raw values are initial rankings for ordinal embeddings (larger
+            is better), for example BM25.
+
+    Raises:
+        ValueError: from :meth:`preprocess`: a vector of another width, or a value that is NaN or infinite, with query
+            and document.
+    """
+
+    config_file_name = "feature_vectors_config.json"
+    config_keys = ["dim", "log1p", "ranking_columns"]  # noqa: RUF012  # as in the base class
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, dim: int, log1p: bool = True, ranking_columns: Sequence[int] = ()) -> None:
+        super().__init__()
+        if any(not 0 <= column < dim for column in ranking_columns):
+            raise ValueError(f"ranking_columns={list(ranking_columns)} must lie between 0 and {dim - 1}.")
+        self.dim = dim
+        self.log1p = log1p
+        self.ranking_columns = list(ranking_columns)
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("scale", torch.ones(dim))
+
+    @classmethod
+    def fit(cls, vectors: Any, log1p: bool = True, ranking_columns: Sequence[int] = ()) -> Self:
+        """A module with the statistics of a training set.
+
+        Args:
+            vectors: ``(documents, dim)`` array, of all documents of the training set.
+            log1p: As in the constructor.
+            ranking_columns: As in the constructor.
+        """
+        values = np.asarray(vectors, dtype=np.float64)
+        if values.ndim != 2 or not len(values):
+            raise ValueError(f"vectors must be (documents, features) with at least one document, got {values.shape}.")
+        if not np.isfinite(values).all():
+            row, column = np.argwhere(~np.isfinite(values))[0]
+            raise ValueError(f"feature {column} of document {row} is {values[row, column]}. Clean the features.")
+        module = cls(values.shape[1], log1p, ranking_columns)
+        values = np.sign(values) * np.log1p(np.abs(values)) if log1p else values
+        deviation = values.std(0)
+        constant = deviation <= 1e-8 * (1 + np.abs(values.mean(0)))
+        module.mean.copy_(torch.from_numpy(values.mean(0)))
+        module.scale.copy_(torch.from_numpy(np.where(constant, 0.0, 1 / np.where(constant, 1.0, deviation))))
+        return module
+
+    def preprocess(  # type: ignore[override]
+        self, inputs: Sequence[tuple[Any, Any]], prompt: str | None = None, **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Pairs → ``feature_vectors`` ``(pairs, dim)``, and an ``attention_mask`` ``(pairs, 1)``: one token each."""
+        try:
+            values = np.asarray([vector for _, vector in inputs], dtype=np.float32)
+        except (TypeError, ValueError):
+            values = np.empty(())
+        if values.shape != (len(inputs), self.dim):
+            self._raise_width(inputs)
+        if not np.isfinite(values).all():
+            row, column = np.argwhere(~np.isfinite(values))[0]
+            raise ValueError(f"feature {column} of {_place(inputs, int(row))} is {values[row, column]}.")
+        return {"feature_vectors": torch.from_numpy(values), "attention_mask": torch.ones(len(inputs), 1).long()}
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Add ``sentence_embedding`` ``(pairs, dim)``, and ``initial_scores`` ``(pairs, rankings)`` if there are any."""
+        raw = features["feature_vectors"]
+        if self.ranking_columns:
+            features["initial_scores"] = raw[:, self.ranking_columns]
+        values = torch.sign(raw) * torch.log1p(raw.abs()) if self.log1p else raw
+        features["sentence_embedding"] = ((values - self.mean.float()) * self.scale.float()).to(self.mean.dtype)
+        return features
+
+    def get_embedding_dimension(self) -> int:
+        """Size of the vectors that it gives."""
+        return self.dim
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        self.save_config(output_path)
+        self.save_torch_weights(output_path, safe_serialization=safe_serialization)
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:  # type: ignore[override]
+        where = {key: kwargs.get(key) for key in ("token", "cache_folder", "revision")}
+        where["local_files_only"] = kwargs.get("local_files_only", False)
+        module = cls(**cls.load_config(model_name_or_path, subfolder=subfolder, **where))
+        return cls.load_torch_weights(model_name_or_path, subfolder=subfolder, model=module, **where)
+
+    def _raise_width(self, inputs: Sequence[tuple[Any, Any]]) -> None:
+        for row, (_, vector) in enumerate(inputs):
+            try:
+                shape = np.asarray(vector, dtype=np.float32).shape
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{_place(inputs, row)} is no vector of numbers: {vector!r:.80}") from error
+            if shape != (self.dim,):
+                raise ValueError(f"{_place(inputs, row)} has shape {shape}; the model takes vectors of {self.dim}.")
+
+
+def _place(inputs: Sequence[tuple[Any, Any]], row: int) -> str:
+    """Where a pair stands: its query, and its number among the documents of that query."""
+    query = inputs[row][0]
+    first = row
+    while first and inputs[first - 1][0] == query:
+        first -= 1
+    return f"query {query!r:.60}, document {row - first}"

@@ -1,0 +1,430 @@
+"""SetRankCrossEncoder: a CrossEncoder whose scores depend on all documents of a query at once."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.modules import Dense, Module, Transformer
+from sentence_transformers.cross_encoder.model_card import CrossEncoderModelCardData
+from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.util import batch_to_device, import_from_string
+from torch import Tensor, nn
+from tqdm.autonotebook import tqdm
+from typing_extensions import Self
+
+from st_listwise.modules import FeatureVectors, SetRank, SetRankConfig
+from st_listwise.modules.set_rank import check_sizes
+
+logger = logging.getLogger(__name__)
+
+#: Documents, padding included, that set attention sees at once in prediction.
+DOCUMENTS_AT_ONCE = 8192
+#: What an encoded pair leaves for set attention.
+ENCODED = ("sentence_embedding", "initial_scores")
+
+Features = dict[str, Any]
+Pair = Sequence[Any]
+
+
+class SetRankModelCardData(CrossEncoderModelCardData):
+    """The card of a set model: its snippet names the class that loads it, and the package to install."""
+
+    @property
+    def _input_dim(self) -> int | None:
+        return self.model.input_dim if isinstance(self.model, SetRankCrossEncoder) else None
+
+    def run_usage_snippet(self) -> None:
+        if self._input_dim is None:  # no text to try a numeric model on
+            super().run_usage_snippet()
+
+    def _compute_column_stats(self, dataset: Any, column: str, task: str | None = None) -> dict[str, Any]:
+        if self._input_dim is not None and isinstance(dataset[0][column], str):
+            return {"dtype": "string", "modality": "", "data": {}}  # the base class would count tokens of the queries
+        return super()._compute_column_stats(dataset, column, task)
+
+    def generate_usage_snippet(self) -> str:
+        install = "It needs st-listwise as well:\n\n```bash\npip install -U st-listwise\n```\n\n"
+        dim = self._input_dim
+        if dim is None:
+            snippet = super().generate_usage_snippet()
+            snippet = snippet.replace("from sentence_transformers import CrossEncoder", _IMPORT)
+            snippet = snippet.replace("model = CrossEncoder(", "model = SetRankCrossEncoder(")
+            remark = "# All documents of a query belong into one call: each score depends on all of them"
+            return install + snippet.replace("# Get scores for pairs of inputs", remark)
+        model_id = self.model_id or "cross_encoder_model_id"
+        return f"""{install}```python
+import numpy as np
+{_IMPORT}
+
+# Download from the 🤗 Hub
+model = SetRankCrossEncoder("{model_id}")
+# All documents of a query, as rows of {dim} features
+documents = np.zeros((3, {dim}))
+ranks = model.rank("query", documents)
+# [{{'corpus_id': ..., 'score': ...}}, {{'corpus_id': ..., 'score': ...}}, ...]
+```"""
+
+
+_IMPORT = "from st_listwise import SetRankCrossEncoder"
+
+
+class SetRankCrossEncoder(CrossEncoder):
+    """A reranker that lets the documents of a query look at each other before it scores them (SetRank).
+
+    Pairs are encoded one by one, in mini-batches of any size; then set attention runs over whole lists. Scores do not
+    depend on how pairs are batched, nor on the other queries of a call, but on the documents of their own list.
+    Train it with :class:`~sentence_transformers.cross_encoder.CrossEncoderTrainer` and the losses of ``st_listwise``.
+
+    Args:
+        model_name_or_path: A saved set model, or an encoder (a name on the Hub, or a folder; a trained pointwise
+            cross-encoder as well), from which ``transformer → pooling → SetRank → Dense`` is built.
+        features: Numeric documents instead of text: ``FeatureVectors → SetRank → Dense``.
+        set_rank: Shape of the set layers, for a model that is built. None: ``SetRankConfig()``.
+        pooling: How token vectors become the vector of a pair: "cls", "mean", or another mode of ``Pooling``.
+        options: Those of :class:`~sentence_transformers.cross_encoder.CrossEncoder`; ``activation_fn`` is the
+            identity unless it is given.
+
+    Raises:
+        ValueError: there is neither a name nor features nor modules, or more than one label.
+        ImportError: the saved model needs a newer version of this package.
+
+    Example:
+        ::
+
+            model = SetRankCrossEncoder("microsoft/MiniLM-L12-H384-uncased")
+            CrossEncoderTrainer(model=model, train_dataset=train_dataset, loss=ListMLELoss(model)).train()
+            model.rank("How many people live in Berlin?", documents)
+
+    References:
+        - Pang et al., SetRank, SIGIR 2020, https://arxiv.org/abs/1912.05891
+    """
+
+    model_card_data_class = SetRankModelCardData
+
+    def __init__(
+        self,
+        model_name_or_path: str | None = None,
+        *,
+        features: FeatureVectors | None = None,
+        set_rank: SetRankConfig | None = None,
+        pooling: str = "mean",
+        modules: list[nn.Module] | OrderedDict[str, nn.Module] | None = None,
+        **options: Any,
+    ) -> None:
+        if options.get("num_labels") not in (None, 1):
+            raise ValueError(f"num_labels={options['num_labels']}: a SetRankCrossEncoder gives one score a document.")
+        self._set_config = set_rank or SetRankConfig()
+        self._pooling = pooling
+        if features is not None:
+            modules = [features, *self._set_modules(features.dim)]
+        if model_name_or_path is None and modules is None:
+            raise ValueError("Give model_name_or_path, features=FeatureVectors.fit(...), or modules.")
+        super().__init__(model_name_or_path, modules=modules, **options)
+        if self._set_index() is None:
+            raise ValueError("There is no SetRank among the modules; a CrossEncoder takes models without.")
+        pooler = getattr(self.transformers_model, "pooler", None)
+        if isinstance(pooler, nn.Module):
+            pooler.requires_grad_(False)  # token vectors do not go through it: no process may wait for its gradient
+
+    @property
+    def input_dim(self) -> int | None:
+        """Number of features of a numeric document, or None where documents are text."""
+        return self[0].dim if isinstance(self[0], FeatureVectors) else None
+
+    def encode_pairs(self, features: Features) -> dict[str, Tensor]:
+        """Run the modules that see each pair alone.
+
+        Args:
+            features: What :meth:`preprocess` made of some pairs.
+
+        Returns:
+            ``sentence_embedding`` ``(pairs, dim)``, and ``initial_scores`` ``(pairs, rankings)`` where there are any.
+        """
+        for module in list(self)[: self._set_index()]:
+            features = module(features)
+        return {key: features[key] for key in ENCODED if key in features}
+
+    def forward(self, input: Features, **kwargs: Any) -> Features:
+        """Score whole lists, whose pairs may have been encoded in several parts.
+
+        Args:
+            input: Features of pairs, and besides them ``list_sizes``: number of documents of each list; optional
+                ``encoded``: earlier parts from :meth:`encode_pairs`; optional ``pair_order``: ``(pairs,)``, which pair
+                each row is, earlier parts first.
+
+        Returns:
+            Features with ``scores`` ``(pairs, 1)``, in the order of pairs.
+        """
+        parts = [*input.pop("encoded", []), self.encode_pairs(input)]
+        joined: Features = {key: torch.cat([part[key] for part in parts]) for key in parts[-1]}
+        if (order := input.pop("pair_order", None)) is not None:
+            rows = torch.argsort(order).to(joined["sentence_embedding"].device)
+            joined = {key: value[rows] for key, value in joined.items()}
+        return {**input, **self._score_lists(joined, input.get("list_sizes"))}
+
+    def _score_lists(self, encoded: Features, sizes: Sequence[int] | None) -> Features:
+        scored = encoded if sizes is None else {**encoded, "list_sizes": sizes}
+        for module in list(self)[self._set_index() :]:
+            scored = module(scored)
+        return scored
+
+    @torch.inference_mode()
+    def predict(  # type: ignore[override]
+        self,
+        inputs: Sequence[Pair] | Pair,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        activation_fn: Callable[[Tensor], Tensor] | None = None,
+        apply_softmax: bool | None = False,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | list[str | torch.device] | None = None,
+        pool: dict[Any, Any] | None = None,
+        chunk_size: int | None = None,
+        list_sizes: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> list[Tensor] | np.ndarray | Tensor:
+        """Score pairs; pairs of one query belong together.
+
+        Args:
+            inputs: (query, document) pairs, or one such pair: a list of one document.
+            prompt_name: As in ``CrossEncoder.predict``.
+            prompt: As in ``CrossEncoder.predict``.
+            batch_size: Pairs that are encoded at once; scores do not depend on it.
+            show_progress_bar: Whether to show progress. None: with logging at level INFO or below.
+            activation_fn: Applied to scores. None: the model's own, the identity by default.
+            apply_softmax: Has no effect on a model of one label.
+            convert_to_numpy: Return an array.
+            convert_to_tensor: Return a tensor; goes before ``convert_to_numpy``.
+            device: One device, or several for a pool of processes.
+            pool: From ``start_multi_process_pool``.
+            chunk_size: *Lists* that a process of the pool is given at once.
+            list_sizes: Number of documents of each list. None: consecutive pairs of the same query are a list.
+
+        Returns:
+            ``(pairs,)`` scores in the order of the inputs.
+
+        Raises:
+            ValueError: ``list_sizes`` do not add up to the number of pairs, or a list is empty.
+        """
+        if batch_size <= 0:
+            raise ValueError(f"batch_size must be a positive integer, got {batch_size}.")
+        singular = self._is_one_pair(inputs)
+        pairs: list[Any] = [inputs] if singular else list(inputs)
+        if list_sizes is not None:
+            check_sizes(list_sizes, len(pairs))
+        lists = list(_split(pairs, query_runs(pairs) if list_sizes is None else list_sizes))
+        options: dict[str, Any] = {
+            "prompt": self._resolve_prompt(prompt, prompt_name),
+            "batch_size": batch_size,
+            "show_progress_bar": logger.isEnabledFor(logging.INFO) if show_progress_bar is None else show_progress_bar,
+            "activation_fn": self.activation_fn if activation_fn is None else activation_fn,
+            "apply_softmax": apply_softmax,
+            **kwargs,
+        }
+        # Whole lists are the unit that is handed out, here and to other processes.
+        if pool is not None or isinstance(device, list):
+            scores = self._multi_process(lists, pool=pool, device=device, chunk_size=chunk_size, **options)
+        elif self._distributed_inference is not None and device is None:
+            scores = self._distributed_inference(lists, **options)
+        else:
+            scores = self._inference(lists, device=device, **options)
+        scores = scores if isinstance(scores, Tensor) else torch.tensor([])
+        if singular:
+            scores = scores[0]
+        if convert_to_tensor:
+            return scores
+        return scores.float().cpu().numpy() if convert_to_numpy else list(scores)
+
+    @torch.inference_mode()
+    def _inference(  # type: ignore[override]
+        self,
+        inputs: list[list[Pair]],
+        *,
+        prompt: str | None,
+        batch_size: int,
+        show_progress_bar: bool,
+        activation_fn: Callable[[Tensor], Tensor] | None,
+        apply_softmax: bool | None = None,
+        device: str | torch.device | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Scores of whole lists, one list after the other."""
+        device = self._resolve_inference_device(device)
+        self.eval()
+        pairs = [pair for documents in inputs for pair in documents]
+        if not pairs:
+            return torch.tensor([], device=device)
+        order = np.argsort([-self._input_length(pair) for pair in pairs], kind="stable")
+        parts = []
+        for start in tqdm(range(0, len(pairs), batch_size), desc="Batches", disable=not show_progress_bar):
+            batch = [pairs[index] for index in order[start : start + batch_size]]
+            features = self.preprocess(batch, prompt=prompt, **kwargs)
+            parts.append(self.encode_pairs(batch_to_device(features, device)))
+        rows = torch.from_numpy(np.argsort(order)).to(device)
+        encoded = {key: torch.cat([part[key] for part in parts])[rows] for key in parts[0]}
+        scores = self._score_in_parts(encoded, [len(documents) for documents in inputs]).float()
+        return scores if activation_fn is None else activation_fn(scores)
+
+    def _score_in_parts(self, encoded: dict[str, Tensor], sizes: list[int]) -> Tensor:
+        """Set attention over lists of like sizes together, so that long lists take little padding and bounded memory."""
+        starts = np.cumsum([0, *sizes])
+        scores = encoded["sentence_embedding"].new_empty(int(starts[-1]))
+        for lists in _alike(sizes):
+            rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in lists]).to(scores.device)
+            part = {key: value[rows] for key, value in encoded.items()}
+            scores[rows] = self._score_lists(part, [sizes[i] for i in lists])["scores"].reshape(-1)
+        return scores
+
+    def rank_batch(
+        self,
+        queries: Sequence[Any],
+        docs_lists: Sequence[Sequence[Any]],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        **options: Any,
+    ) -> list[list[dict[str, Any]]]:
+        """Rank the documents of several queries in one call.
+
+        Args:
+            queries: One for each list.
+            docs_lists: Documents of each query, at least one: texts, or rows of features.
+            top_k: Return the first k documents of each query. None: all.
+            return_documents: Whether to return the documents as well, as "text".
+            options: Those of :meth:`predict`.
+
+        Returns:
+            For each query what ``rank`` returns: dictionaries with "corpus_id" and "score", best first.
+
+        Raises:
+            ValueError: the numbers of queries and lists differ, or a list is empty.
+        """
+        if len(queries) != len(docs_lists):
+            raise ValueError(f"{len(queries)} queries were given, but {len(docs_lists)} lists of documents.")
+        pairs = [[query, doc] for query, docs in zip(queries, docs_lists) for doc in docs]
+        sizes = [len(docs) for docs in docs_lists]
+        scores = self.predict(pairs, list_sizes=sizes, **{**options, "convert_to_tensor": True})
+        rankings = []
+        for docs, own in zip(docs_lists, _split(scores.tolist(), sizes)):  # type: ignore[union-attr]
+            ranking = [{"corpus_id": index, "score": score} for index, score in enumerate(own)]
+            if return_documents:
+                ranking = [{**entry, "text": docs[entry["corpus_id"]]} for entry in ranking]
+            rankings.append(sorted(ranking, key=lambda entry: -entry["score"])[:top_k])
+        return rankings
+
+    def get_default_activation_fn(self) -> Callable[[Tensor], Tensor]:
+        """The identity: raw scores, which no sigmoid makes equal."""
+        return nn.Identity()
+
+    def _is_one_pair(self, inputs: Any) -> bool:
+        if len(inputs) == 0:
+            return False
+        first = inputs[0]
+        return isinstance(first, (str, dict)) or not hasattr(first, "__len__") or len(first) != 2
+
+    def _set_index(self) -> int | None:
+        return next((index for index, module in enumerate(self) if isinstance(module, SetRank)), None)
+
+    def _set_modules(self, input_dim: int) -> list[Module]:
+        set_rank = SetRank(input_dim, self._set_config)
+        scores = Dense(
+            set_rank.width,
+            1,
+            activation_function=nn.Identity(),
+            module_input_name="set_embedding",
+            module_output_name="scores",
+        )
+        return [set_rank, scores]
+
+    def _load_default_modules(  # type: ignore[override]
+        self,
+        model_name_or_path: str,
+        token: bool | str | None,
+        cache_folder: str | None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        local_files_only: bool = False,
+        model_kwargs: dict[str, Any] | None = None,
+        processor_kwargs: dict[str, Any] | None = None,
+        config_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[list[nn.Module], dict[str, Any]]:
+        shared = {
+            "token": token,
+            "trust_remote_code": trust_remote_code,
+            "revision": revision,
+            "local_files_only": local_files_only,
+        }
+        if not local_files_only:
+            self.model_card_data.set_base_model(model_name_or_path, revision=revision)
+        transformer = Transformer(
+            model_name_or_path,
+            transformer_task="feature-extraction",
+            cache_dir=cache_folder,
+            model_kwargs={**shared, **(model_kwargs or {})},
+            processor_kwargs={**shared, **(processor_kwargs or {})},
+            config_kwargs={**shared, **(config_kwargs or {})},
+            backend=self.backend,
+        )
+        dim = transformer.get_embedding_dimension()
+        return [transformer, Pooling(dim, pooling_mode=self._pooling), *self._set_modules(dim)], {}  # type: ignore[arg-type]
+
+    def _load_config_modules(self, model_name_or_path: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Saved set models as they are; a saved pointwise model gives its encoder."""
+        given = self.activation_fn
+        modules, module_kwargs = super()._load_config_modules(model_name_or_path, **options)
+        if any(isinstance(module, SetRank) for module in modules.values()):
+            return modules, module_kwargs
+        self.activation_fn = given  # not that of the pointwise model, often a sigmoid
+        return self._load_default_modules(model_name_or_path, **options)
+
+    def _load_module_class_from_ref(self, class_ref: str, *args: Any, **kwargs: Any) -> type:
+        """Our own modules are trusted, as sentence-transformers' are; everything else is as it was."""
+        if class_ref.startswith("st_listwise.modules."):
+            return import_from_string(class_ref)
+        return super()._load_module_class_from_ref(class_ref, *args, **kwargs)
+
+    def _get_model_config(self) -> dict[str, Any]:
+        version = importlib.metadata.version("st-listwise")
+        needed = {"specifier": f">={version}", "reason": "the model was saved with this version's set layers"}
+        return super()._get_model_config() | {"requirements": {"st-listwise": needed}}
+
+    def _push_to_hub_usage_tip(self, repo_id: str) -> str:
+        tip = super()._push_to_hub_usage_tip(repo_id)
+        return tip.replace(f"from sentence_transformers import {type(self).__name__}", _IMPORT)
+
+
+def query_runs(pairs: Sequence[Pair]) -> list[int]:
+    """Sizes of the lists that consecutive pairs of the same query make up.
+
+    >>> query_runs([("a", "x"), ("a", "y"), ("b", "x"), ("a", "x")])
+    [2, 1, 1]
+    """
+    return [len(list(run)) for _, run in groupby(pairs, key=lambda pair: pair[0])]
+
+
+def _split(items: Sequence[Any], sizes: Sequence[int]) -> Iterator[Any]:
+    start = 0
+    for size in sizes:
+        yield items[start : start + size]
+        start += size
+
+
+def _alike(sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of lists, longest first, cut so that documents and padding stay below ``DOCUMENTS_AT_ONCE``."""
+    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    start = 0
+    while start < len(order):
+        room = max(DOCUMENTS_AT_ONCE // sizes[order[start]], 1)
+        yield order[start : start + room]
+        start += room
