@@ -1,4 +1,4 @@
-"""All loss classes on both kinds of model: no batching option changes value or gradient, and bad input is named."""
+"""All loss classes on all kinds of model: no batching option changes value or gradient, and bad input is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
-from tiny_models import tiny_bert, tiny_decoder
+from tiny_models import tiny_bert, tiny_decoder, tiny_set
 from torch import Tensor, nn
 
 import st_listwise
@@ -44,9 +44,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 NAMES = list(OPTIONS)
 CASES = [(name, options) for name in NAMES for options in OPTIONS[name]]
-MODELS = pytest.mark.parametrize("build", [tiny_bert, tiny_decoder])
+MODELS = pytest.mark.parametrize("build", [tiny_bert, tiny_decoder, tiny_set])
 #: In double precision; but a decoder's norms and rotations are computed in float32, whatever its weights are.
-PRECISION = {tiny_bert: 1e-9, tiny_decoder: 1e-6}
+PRECISION = {tiny_bert: 1e-9, tiny_decoder: 1e-6, tiny_set: 1e-9}
 Build = Callable[..., CrossEncoder]
 BATCHING: list[dict[str, Any]] = [
     *({"mini_batch_size": size, "recompute": recompute} for size in (1, 3, 7, -1) for recompute in (False, True)),

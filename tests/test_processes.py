@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tiny_models import tiny_bert
+from tiny_models import tiny_bert, tiny_set
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,7 +26,10 @@ DOCS = [
 ]
 LABELS = [[1.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0], [0.0, 1.0], [1.0, 0.0, 2.0]]
 NOTHING_TO_LEARN = [*LABELS[:2], [1.0, 1.0], [0.0, 0.0, 0.0]]
-CASES = list(itertools.product([True, False], [True, False], ["all teach", "one process learns nothing"]))
+BUILDERS = {"pairs": tiny_bert, "sets": tiny_set}
+CASES = list(
+    itertools.product(BUILDERS, [True, False], [True, False], ["all teach", "one process learns nothing"], [True, False])
+)
 
 
 def _step(model: Any, labels: list[list[float]], lists: slice, recompute: bool, wrapper: Any = None) -> list[Tensor]:
@@ -46,16 +49,18 @@ def _process(rank: int, port: int, folder: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     results = {}
-    for broadcast_buffers, recompute, what in CASES:
-        model = tiny_bert().double()
-        wrapper = DistributedDataParallel(model, broadcast_buffers=broadcast_buffers)
+    for kind, broadcast_buffers, recompute, what, find_unused in CASES:
+        model = BUILDERS[kind]().double()
+        wrapper = DistributedDataParallel(
+            model, broadcast_buffers=broadcast_buffers, find_unused_parameters=find_unused
+        )
         wrapper.preprocess = model.preprocess  # as the trainer does
         reductions: list[int] = []
         wrapper.register_comm_hook(reductions, _count_reductions)
         labels = LABELS if what == "all teach" else NOTHING_TO_LEARN
         mine = slice(0, 2) if rank == 0 else slice(2, 4)
         gradients = _step(model, labels, mine, recompute, wrapper)
-        results[broadcast_buffers, recompute, what] = (gradients, len(reductions))
+        results[kind, broadcast_buffers, recompute, what, find_unused] = (gradients, len(reductions))
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -74,12 +79,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize(("broadcast_buffers", "recompute", "what"), CASES)
+@pytest.mark.parametrize(("kind", "broadcast_buffers", "recompute", "what", "find_unused"), CASES)
 def test_two_processes_give_the_gradient_of_one(
-    results: list[dict[Any, Any]], broadcast_buffers: bool, recompute: bool, what: str
+    results: list[dict[Any, Any]], kind: str, broadcast_buffers: bool, recompute: bool, what: str, find_unused: bool
 ) -> None:
-    expected = _step(tiny_bert().double(), LABELS if what == "all teach" else NOTHING_TO_LEARN, slice(0, 4), False)
+    labels = LABELS if what == "all teach" else NOTHING_TO_LEARN
+    expected = _step(BUILDERS[kind]().double(), labels, slice(0, 4), False)
     for result in results:
-        gradients, reductions = result[broadcast_buffers, recompute, what]
+        gradients, reductions = result[kind, broadcast_buffers, recompute, what, find_unused]
         torch.testing.assert_close(gradients, expected, rtol=1e-9, atol=1e-12)
         assert reductions == 1, "one all-reduce a step, however many mini-batches"

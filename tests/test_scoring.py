@@ -23,6 +23,7 @@ PAIRS = [
     ("how fast", "x"),
     ("why", "because it is so"),
 ]
+SIZES = [1] * len(PAIRS)  #: of lists, for models that look at more than a pair; these here do not
 MODELS = pytest.mark.parametrize("build", [tiny_bert, tiny_decoder])
 Build = Callable[..., CrossEncoder]
 

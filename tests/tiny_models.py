@@ -1,4 +1,4 @@
-"""Tiny random cross-encoders, built in code: a BERT with a head, and a decoder that answers yes or no."""
+"""Tiny random rerankers, built in code: a BERT with a head, one with set layers, a decoder that says yes or no."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import string
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import torch
 from sentence_transformers import CrossEncoder
@@ -18,6 +19,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from st_listwise import SetRankConfig, SetRankCrossEncoder
 
 CHARACTERS = string.ascii_lowercase + string.digits + ".,?!'-:()"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -33,6 +36,15 @@ def tiny_decoder(seed: int = 0, dropout: float = 0.0) -> CrossEncoder:
     """A Qwen3-style decoder of 2 layers that is padded on the left; the score is logit(yes) - logit(no)."""
     model = CrossEncoder(str(_decoder_folder()), activation_fn=nn.Identity())
     return _randomised(model, seed, dropout)
+
+
+def tiny_set(seed: int = 0, dropout: float = 0.0, **config: Any) -> SetRankCrossEncoder:
+    """The same BERT without its head, under one block of set attention."""
+    shape = SetRankConfig(**{"layers": 1, "heads": 4, "identity_start": False, "dropout": dropout, **config})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # biases of the new layers, too
+        model = SetRankCrossEncoder(str(_bert_folder(1)), set_rank=shape)
+    return _randomised(model, seed, dropout)  # type: ignore[return-value]
 
 
 def _randomised(model: CrossEncoder, seed: int, dropout: float) -> CrossEncoder:

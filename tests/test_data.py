@@ -1,0 +1,78 @@
+"""Readers: what they give, against files written by hand, and the faults that they name."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from st_listwise.data import read_letor
+
+FILE = """\
+# a comment of its own
+2 qid:10 1:0.5 3:-1.25 # docid = GX001 inc = 1
+0 qid:10 2:4
+1 qid:7 1:1 2:2 3:3
+
+1 qid:10 3:9
+"""
+
+
+def test_a_letor_file_becomes_lists(tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text(FILE)
+    rows = read_letor(tmp_path / "rows.txt")
+    assert rows["query"] == ["10", "7"]  # in the order in which they are met; lines of one qid are one list
+    assert rows["labels"] == [[2.0, 0.0, 1.0], [1.0]]
+    assert rows["docs"] == [[[0.5, 0.0, -1.25], [0.0, 4.0, 0.0], [0.0, 0.0, 9.0]], [[1.0, 2.0, 3.0]]]
+    wider = read_letor(tmp_path / "rows.txt", num_features=5)
+    assert wider[1]["docs"] == [[1.0, 2.0, 3.0, 0.0, 0.0]]
+
+
+def test_a_compressed_file_is_read(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "rows.txt.gz", "wt") as file:
+        file.write(FILE)
+    assert read_letor(tmp_path / "rows.txt.gz")["query"] == ["10", "7"]
+
+
+def test_real_files_have_the_documents_that_their_description_counts(real_data: Path) -> None:
+    counts = {
+        "ltr_mslr5k/train.txt": (43, 5000, 136),
+        "ltr_lightgbm/train.txt": (201, 3005, 300),
+        "ltr_mq2008/fold1.vali.txt": (157, 2707, 46),
+        "ltr_ohsumed/test.txt": (22, 3383, 45),
+    }
+    for name, (queries, documents, width) in counts.items():
+        rows = read_letor(real_data / name)
+        assert len(rows) == queries
+        assert sum(map(len, rows["labels"])) == documents
+        assert np.asarray(rows[0]["docs"]).shape[1] == width
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 qid:1 1:0.5\n2 1:0.3\n", r"bad\.txt, line 2: there is no qid"),
+        ("2 1:0.3\n", r"line 1: there is no qid"),
+        ("1 qid:1 1:0.5\n\n# note\nx qid:1 2:3\n", r"line 4: could not convert.*The line begins 'x qid:1 2:3'"),
+        ("1 qid:1 1:a\n", "line 1: could not convert"),
+        ("1 qid:1 1:1\n1 qid:1 1:nan\n", "line 2: a label or feature is NaN or infinite"),
+        ("inf qid:1 1:1\n", "line 1: a label or feature is NaN or infinite"),
+        ("1 qid:1 0:3\n", "line 1: Invalid index 0"),
+        ("1 qid:1 1:1\n1 qid:1 4:1\n", "line 2: n_features was set to 3, but input file contains 4"),
+        ("", "holds no rows"),
+    ],
+)
+def test_a_fault_in_a_letor_file_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "bad.txt").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_letor(tmp_path / "bad.txt", num_features=3)
+
+
+def test_a_file_that_is_not_there_or_cut_short_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="gone.txt is not a file"):
+        read_letor(tmp_path / "gone.txt")
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(FILE.encode() * 50)[:60])
+    with pytest.raises(ValueError, match=r"cut\.txt\.gz cannot be read"):
+        read_letor(tmp_path / "cut.txt.gz")
