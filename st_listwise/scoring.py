@@ -126,7 +126,7 @@ def score_mini_batches(
     """
     bare = unwrap(model)
     of_sets = isinstance(bare, SetRankCrossEncoder)
-    stage = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(_scores, bare)
+    stage: Any = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(_scores, bare)
     if recompute and torch.is_grad_enabled():
         stage = partial(checkpoint, stage, use_reentrant=False)
     *earlier, last = (batch_to_device(features, bare.device) for features in batches.features)

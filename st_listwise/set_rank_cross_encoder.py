@@ -7,7 +7,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import batch_to_device, import_from_string
 from torch import Tensor, nn
 from tqdm.autonotebook import tqdm
-from typing_extensions import Self
 
 from st_listwise.modules import FeatureVectors, SetRank, SetRankConfig
 from st_listwise.modules.set_rank import check_sizes
@@ -278,7 +276,7 @@ class SetRankCrossEncoder(CrossEncoder):
         return scores if activation_fn is None else activation_fn(scores)
 
     def _score_in_parts(self, encoded: dict[str, Tensor], sizes: list[int]) -> Tensor:
-        """Set attention over lists of like sizes together, so that long lists take little padding and bounded memory."""
+        """Set attention over lists of like sizes together: little padding, and memory that is bounded."""
         starts = np.cumsum([0, *sizes])
         scores = encoded["sentence_embedding"].new_empty(int(starts[-1]))
         for lists in _alike(sizes):
@@ -347,7 +345,7 @@ class SetRankCrossEncoder(CrossEncoder):
         )
         return [set_rank, scores]
 
-    def _load_default_modules(  # type: ignore[override]
+    def _load_default_modules(
         self,
         model_name_or_path: str,
         token: bool | str | None,
@@ -377,16 +375,16 @@ class SetRankCrossEncoder(CrossEncoder):
             backend=self.backend,
         )
         dim = transformer.get_embedding_dimension()
-        return [transformer, Pooling(dim, pooling_mode=self._pooling), *self._set_modules(dim)], {}  # type: ignore[arg-type]
+        return [transformer, Pooling(dim, pooling_mode=self._pooling), *self._set_modules(dim)], {}
 
-    def _load_config_modules(self, model_name_or_path: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def _load_config_modules(self, model_name_or_path: str, *args: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Saved set models as they are; a saved pointwise model gives its encoder."""
         given = self.activation_fn
-        modules, module_kwargs = super()._load_config_modules(model_name_or_path, **options)
-        if any(isinstance(module, SetRank) for module in modules.values()):
+        modules, module_kwargs = super()._load_config_modules(model_name_or_path, *args, **options)
+        if any(isinstance(module, SetRank) for module in dict(modules).values()):  # type: ignore[arg-type]
             return modules, module_kwargs
         self.activation_fn = given  # not that of the pointwise model, often a sigmoid
-        return self._load_default_modules(model_name_or_path, **options)
+        return self._load_default_modules(model_name_or_path, *args, **options)
 
     def _load_module_class_from_ref(self, class_ref: str, *args: Any, **kwargs: Any) -> type:
         """Our own modules are trusted, as sentence-transformers' are; everything else is as it was."""

@@ -71,7 +71,7 @@ def test_a_fault_in_a_letor_file_is_named_with_its_line(tmp_path: Path, text: st
 
 
 def test_a_file_that_is_not_there_or_cut_short_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="gone.txt is not a file"):
+    with pytest.raises(ValueError, match=r"gone\.txt is not a file"):
         read_letor(tmp_path / "gone.txt")
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(FILE.encode() * 50)[:60])
     with pytest.raises(ValueError, match=r"cut\.txt\.gz cannot be read"):

@@ -28,7 +28,9 @@ LABELS = [[1.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0], [0.0, 1.0], [1.0, 0.0
 NOTHING_TO_LEARN = [*LABELS[:2], [1.0, 1.0], [0.0, 0.0, 0.0]]
 BUILDERS = {"pairs": tiny_bert, "sets": tiny_set}
 CASES = list(
-    itertools.product(BUILDERS, [True, False], [True, False], ["all teach", "one process learns nothing"], [True, False])
+    itertools.product(
+        BUILDERS, [True, False], [True, False], ["all teach", "one process learns nothing"], [True, False]
+    )
 )
 
 

@@ -139,7 +139,9 @@ def test_recomputing_replays_dropout_bit_by_bit(build: Build) -> None:
     for recompute in (False, True):
         torch.manual_seed(7)
         model.zero_grad()
-        score_mini_batches(model, cut_pairs(model, PAIRS, mini_batch_size=2), SIZES, recompute=recompute).sum().backward()
+        score_mini_batches(
+            model, cut_pairs(model, PAIRS, mini_batch_size=2), SIZES, recompute=recompute
+        ).sum().backward()
         gradients.append({name: part.grad for name, part in model.named_parameters() if part.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])

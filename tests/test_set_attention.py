@@ -70,9 +70,7 @@ def reference(block: Any, x: np.ndarray, options: dict[str, Any]) -> np.ndarray:
         if isinstance(block, MSAB):
             return attention(block.attention, documents, documents, relu)
         inducing = block.inducing.numpy()
-        induced = norm(
-            block.induced_norm, inducing + attention(block.induced_attention, inducing, documents, relu)
-        )
+        induced = norm(block.induced_norm, inducing + attention(block.induced_attention, inducing, documents, relu))
         return attention(block.attention, documents, induced, relu)
 
     if post:
@@ -226,7 +224,9 @@ def test_ordinal_embeddings_see_the_given_order_and_initial_scores_undo_it() -> 
 
 
 def test_features_are_normalised_with_the_statistics_of_the_training_set() -> None:
-    module = FeatureVectors.fit([[0.0, 5.0, -math.e + 1], [math.e - 1, 5.0, 0.0]])  # log1p: 0 and 1; constant; -1 and 0
+    module = FeatureVectors.fit(
+        [[0.0, 5.0, -math.e + 1], [math.e - 1, 5.0, 0.0]]
+    )  # log1p: 0 and 1; constant; -1 and 0
     features = module(module.preprocess([("q", [0.0, 5.0, 0.0]), ("q", [math.e - 1, 7.0, -math.e + 1])]))
     expected = torch.tensor([[-1.0, 0.0, 1.0], [1.0, 0.0, -1.0]])  # mean .5 and sd .5; mean -.5 and sd .5
     torch.testing.assert_close(features["sentence_embedding"], expected, rtol=1e-5, atol=1e-6)
@@ -242,7 +242,10 @@ def test_columns_of_initial_rankings_are_passed_on_raw() -> None:
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([("a", [1.0, 2.0]), ("b", [1.0, 2.0]), ("b", [1.0])], r"query 'b', document 1 has shape \(1,\).*vectors of 2"),
+        (
+            [("a", [1.0, 2.0]), ("b", [1.0, 2.0]), ("b", [1.0])],
+            r"query 'b', document 1 has shape \(1,\).*vectors of 2",
+        ),
         ([("a", [1.0, math.nan])], "feature 1 of query 'a', document 0 is nan"),
         ([("a", [1.0, 2.0]), ("a", [math.inf, 2.0])], "feature 0 of query 'a', document 1 is inf"),
         ([("a", ["x", 2.0])], "query 'a', document 0 is no vector of numbers"),

@@ -136,13 +136,9 @@ def test_distributed_inference_is_handed_whole_lists() -> None:
 
 def test_the_stock_evaluator_works_unchanged() -> None:
     model = tiny_set()
-    samples = [
-        {"query": query, "positive": [docs[0]], "negative": docs[1:]} for query, docs in zip(QUERIES, DOCS)
-    ]
+    samples = [{"query": query, "positive": [docs[0]], "negative": docs[1:]} for query, docs in zip(QUERIES, DOCS)]
     metrics = CrossEncoderRerankingEvaluator(samples, write_csv=False)(model)
-    ranks = [
-        [entry["corpus_id"] for entry in ranking].index(0) + 1 for ranking in model.rank_batch(QUERIES, DOCS)
-    ]
+    ranks = [[entry["corpus_id"] for entry in ranking].index(0) + 1 for ranking in model.rank_batch(QUERIES, DOCS)]
     assert metrics["mrr@10"] == pytest.approx(np.mean([1 / rank for rank in ranks]))
 
 
@@ -193,7 +189,7 @@ def test_a_model_of_a_later_version_says_what_to_install(tmp_path: Path, model_c
     config = tmp_path / "config_sentence_transformers.json"
     assert '"specifier": ">=0.1' in config.read_text()
     config.write_text(re.sub(r'"specifier": ">=[^"]+"', '"specifier": ">=99"', config.read_text()))
-    with pytest.raises(ImportError, match="st-listwise.*99"):
+    with pytest.raises(ImportError, match=r"st-listwise.*99"):
         model_class(str(tmp_path))
 
 
@@ -263,9 +259,7 @@ def test_training_resumes_from_a_checkpoint_to_the_same_weights(tmp_path: Path) 
 
 
 def test_the_best_checkpoint_is_loaded_at_the_end(tmp_path: Path) -> None:
-    samples = [
-        {"query": query, "positive": [docs[0]], "negative": docs[1:]} for query, docs in zip(QUERIES, DOCS)
-    ]
+    samples = [{"query": query, "positive": [docs[0]], "negative": docs[1:]} for query, docs in zip(QUERIES, DOCS)]
     model = tiny_set()
     trainer = train(
         model,

@@ -17,13 +17,14 @@ from datasets import Dataset
 REASONS = ("no query", "no passages", "no positive", "only positives", "one label")
 
 
-def map_row(row: Mapping[str, Any], max_docs: int | None = None) -> dict[str, Any]:
+def map_row(row: Mapping[str, Any], max_docs: int | None = None, keep_order: bool = False) -> dict[str, Any]:
     """One row as a list, with what was left out of it.
 
     Args:
         row: ``query`` and ``passages``, or ``query``, ``docs`` and ``labels``.
         max_docs: Most documents of a list, at least 2. The best are kept, but the last place goes to a document of a
             lower label if there would be none: a list of one label teaches nothing.
+        keep_order: Leave those that are kept in the order in which they are given, for models that look at it.
 
     Returns:
         ``query``, ``docs``, ``labels``, and ``dropped`` ("" or one of ``REASONS``), ``empty``, ``unlabelled``,
@@ -47,6 +48,9 @@ def map_row(row: Mapping[str, Any], max_docs: int | None = None) -> dict[str, An
             best[text] = max(label, best.get(text, label))  # a passage that is given twice counts by its better label
     ranked = sorted(best.items(), key=lambda item: -item[1])  # stable: equal labels keep their order
     kept = ranked if max_docs is None else _truncate(ranked, max_docs)
+    if keep_order:
+        places = {text: place for place, text in enumerate(best)}
+        kept = sorted(kept, key=lambda item: places[item[0]])
     return {
         "query": row["query"] or "",
         "docs": [text for text, _ in kept],
@@ -76,18 +80,24 @@ def read_list(row: Mapping[str, Any]) -> tuple[list[Any], list[float | None]]:
     return list(texts), [_number(label, place) for place, label in enumerate(labels)]
 
 
-def map_dataset(dataset: Dataset, max_docs: int | None = None) -> tuple[Dataset, dict[str, int]]:
+def map_dataset(
+    dataset: Dataset, max_docs: int | None = None, keep_order: bool = False
+) -> tuple[Dataset, dict[str, int]]:
     """Map every row, drop those that teach nothing, and count.
 
     Args:
         dataset: Rows in any of the forms of :func:`map_row`.
         max_docs: As in :func:`map_row`.
+        keep_order: As in :func:`map_row`.
 
     Returns:
         A data set of ``query``, ``docs`` and ``labels``, and the counts that :func:`describe` puts into words.
     """
     mapped = dataset.map(
-        map_row, fn_kwargs={"max_docs": max_docs}, remove_columns=dataset.column_names, desc="Mapping to lists"
+        map_row,
+        fn_kwargs={"max_docs": max_docs, "keep_order": keep_order},
+        remove_columns=dataset.column_names,
+        desc="Mapping to lists",
     )
     dropped = Counter(mapped["dropped"])
     kept = mapped.filter(lambda reason: reason == "", input_columns="dropped", desc="Dropping lists without use")
@@ -158,7 +168,7 @@ def _why_dropped(row: Mapping[str, Any], labels: list[float]) -> str:
         return ""
     if "passages" not in row:
         return "one label"
-    return "only positives" if labels[0] > 0 else "no positive"
+    return "only positives" if max(labels) > 0 else "no positive"
 
 
 def _names(row: Mapping[str, Any]) -> str:

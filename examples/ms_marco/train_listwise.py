@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
@@ -44,6 +44,9 @@ BF16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 class ScriptArguments:
     """What is trained on what."""
 
+    path: ClassVar[str] = "examples/ms_marco/train_listwise.py"
+    keep_order: ClassVar[bool] = False  #: the order in which documents are given means something to the model
+
     model: str = field(
         default="microsoft/MiniLM-L12-H384-uncased", metadata={"help": "name on the Hub, local folder, or 'demo'"}
     )
@@ -51,7 +54,8 @@ class ScriptArguments:
         default="microsoft/ms_marco", metadata={"help": "name on the Hub, .json/.jsonl/.parquet file, or 'demo'"}
     )
     dataset_config: str | None = field(
-        default=None, metadata={"help": "configuration of a data set on the Hub; of microsoft/ms_marco v1.1 by default"}
+        default=None,
+        metadata={"help": "configuration of a data set on the Hub; default: v1.1 of microsoft/ms_marco"},
     )
     loss: str = field(default="ListMLELoss", metadata={"help": "class name: " + ", ".join(losses.__all__)})
     loss_args: str = field(default="{}", metadata={"help": "the loss's arguments as JSON, such as '{\"alpha\": 2}'"})
@@ -64,6 +68,13 @@ class ScriptArguments:
         default=None,
         metadata={"help": "choose the best model on NanoBEIR; default: with data from the Hub, if reachable"},
     )
+
+    def build_model(self) -> CrossEncoder:
+        return load_model(self.model, self.max_length)
+
+    def learning_rates(self) -> dict[str, float]:
+        """Pattern of parameter names → learning rate, for those that do not have the common one."""
+        return {}
 
 
 @dataclass
@@ -101,13 +112,17 @@ class LexicalOrder:
         return lexical_scores(pairs)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(
+    argv: list[str] | None = None,
+    script_class: type[ScriptArguments] = ScriptArguments,
+    description: str | None = __doc__,
+) -> int:
     """Run the script; returns the exit status."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     for name in ("train_listwise", "st_listwise"):
         logging.getLogger(name).setLevel(logging.INFO)
-    classes: Any = (ScriptArguments, TrainingArguments)
-    parser = HfArgumentParser(classes, description=__doc__)
+    classes: Any = (script_class, TrainingArguments)
+    parser = HfArgumentParser(classes, description=description)
     script, args = parser.parse_args_into_dataclasses(argv)
     try:
         return run(script, args, argv)
@@ -121,16 +136,17 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
     build_loss = loss_builder(script.loss, script.loss_args)
     train, evaluation, counts = prepare_data(script)
     set_seed(args.seed)  # before the model is built: its head starts at random
-    model = load_model(script.model, script.max_length)
+    model = script.build_model()
     model.model_card_data.language = model.model_card_data.language or ["en"]
     loss = build_loss(model)
 
-    sets = {name: reranking_evaluator(lists, name) for name, lists in evaluation.items()}
+    sets = {name: reranking_evaluator(lists, name, script.keep_order) for name, lists in evaluation.items()}
     results = {name: {"BM25": measure(LexicalOrder(), evaluator)} for name, evaluator in sets.items()}
     for name, evaluator in sets.items():
         results[name]["before"] = measure(model, evaluator)
 
     guide = nano_beir(script) or sets["held-out"]
+    args.learning_rate_mapping = script.learning_rates() | dict(args.learning_rate_mapping or {})  # type: ignore[arg-type]
     trainer = build_trainer(model, args, train, loss, guide)
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     for name, evaluator in sets.items():
@@ -177,10 +193,10 @@ def prepare_data(script: ScriptArguments) -> tuple[Dataset, dict[str, Dataset], 
         raise ValueError(f"--dataset_config {script.dataset_config!r} is for data sets on the Hub only; leave it out.")
     config = script.dataset_config or ("v1.1" if script.dataset == "microsoft/ms_marco" else None)
     counts, evaluation = {}, {}
-    lists, counts["train"] = mapped(script.dataset, script.max_docs, config)
+    lists, counts["train"] = mapped(script, script.dataset, script.max_docs, config)
     for name, path in {"held-out": script.eval_file, "test": script.test_file}.items():
         if path:
-            evaluation[name], counts[name] = mapped(path, script.max_docs if name == "held-out" else None)
+            evaluation[name], counts[name] = mapped(script, path, script.max_docs if name == "held-out" else None)
     if "held-out" not in evaluation:
         size = min(script.eval_queries, len(lists) // 10)
         if size < 1:
@@ -191,34 +207,46 @@ def prepare_data(script: ScriptArguments) -> tuple[Dataset, dict[str, Dataset], 
     return lists, evaluation, counts
 
 
-def mapped(source: str, max_docs: int | None, config: str | None = None) -> tuple[Dataset, dict[str, int]]:
+def mapped(
+    script: ScriptArguments, source: str, max_docs: int | None, config: str | None = None
+) -> tuple[Dataset, dict[str, int]]:
     """The lists of a source, and what was left out of them, which is also logged."""
-    lists, counts = map_dataset(load_rows(source, config), max_docs)
+    lists, counts = map_dataset(load_rows(source, config), max_docs, script.keep_order)
     logger.info(f"{source}: {describe(counts)}")
     return lists, counts
 
 
-def reranking_evaluator(lists: Dataset, name: str) -> CrossEncoderRerankingEvaluator:
-    """MAP, MRR@10 and nDCG@10 with all documents of a list as candidates; relevant is above the lowest label."""
+def reranking_evaluator(lists: Dataset, name: str, keep_order: bool = False) -> CrossEncoderRerankingEvaluator:
+    """MAP, MRR@10 and nDCG@10 with all documents of a list as candidates; relevant is above the lowest label.
+
+    With ``keep_order`` candidates are handed over in the order of the data, and the metrics of that order are reported
+    as well; otherwise relevant ones come first, which a model must not see.
+    """
     samples = []
     for row in lists:
         threshold = max(0.0, min(row["labels"]))
         documents = list(zip(row["docs"], row["labels"]))
+        candidates = {"negative": [doc for doc, label in documents if label <= threshold]}
         samples.append(
             {
                 "query": row["query"],
                 "positive": [doc for doc, label in documents if label > threshold],
-                "negative": [doc for doc, label in documents if label <= threshold],
+                **({"documents": row["docs"]} if keep_order else candidates),
             }
         )
     return CrossEncoderRerankingEvaluator(
-        samples=samples, name=name, batch_size=32, show_progress_bar=True, write_csv=False
+        samples=samples,
+        name=name,
+        batch_size=32,
+        always_rerank_positives=not keep_order,
+        show_progress_bar=True,
+        write_csv=False,
     )
 
 
 def measure(model: Any, evaluator: CrossEncoderRerankingEvaluator) -> Metrics:
-    metrics = evaluator(model)
-    return {key.removeprefix(f"{evaluator.name}_"): float(value) for key, value in metrics.items()}
+    metrics = {key.removeprefix(f"{evaluator.name}_"): float(value) for key, value in evaluator(model).items()}
+    return {key: value for key, value in metrics.items() if not key.startswith("base_")}
 
 
 def nano_beir(script: ScriptArguments) -> BaseEvaluator | None:
@@ -266,7 +294,7 @@ def summary(
     words = sys.argv[1:] if argv is None else argv
     packages = ("st-listwise", "sentence-transformers", "transformers", "torch")
     return {
-        "command": shlex.join(["python", "examples/ms_marco/train_listwise.py", *_without_token(words)]),
+        "command": shlex.join(["python", script.path, *_without_token(words)]),
         "metrics": results,
         "loss": {"name": script.loss, "config": loss.get_config_dict()},
         "model": script.model,

@@ -32,8 +32,8 @@ from st_listwise.modules import SetRank
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
-from reporting import plot_curve, write_json  # noqa: E402
-from train_listwise import loss_builder  # noqa: E402
+from reporting import plot_curve, write_json
+from train_listwise import loss_builder
 
 logger = logging.getLogger("train_letor")
 
@@ -100,12 +100,13 @@ class NDCGEvaluator(BaseEvaluator):
         rows = [row for row in lists if max(row["labels"]) > 0]
         self.queries, self.docs = [row["query"] for row in rows], [row["docs"] for row in rows]
         self.labels = [row["labels"] for row in rows]
-        self.name, self.primary_metric = name, f"{name}_ndcg@10"
+        self.name, self.metric = name, f"{name}_ndcg@10"
+        self.primary_metric = self.metric
 
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        metrics = {self.primary_metric: float(np.mean(self.per_query(self.scores(model))))}
+        metrics = {self.metric: float(np.mean(self.per_query(self.scores(model))))}
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
 
@@ -180,7 +181,7 @@ def prepare_data(script: ScriptArguments) -> tuple[Dataset, Dataset, Dataset]:
     """Lists to train on, to choose the best epoch on, and for the figures."""
     if script.train == "demo":
         rows = made_lists(460, seed=12)
-        return tuple(Dataset.from_list(rows[cut]) for cut in (slice(300), slice(300, 360), slice(360, None)))  # type: ignore[return-value]
+        return tuple(Dataset.from_list(rows[cut]) for cut in (slice(300), slice(300, 360), slice(360, None)))
     if script.test is None:
         raise ValueError("--train with a file needs a --test file.")
     train = read_letor(script.train)

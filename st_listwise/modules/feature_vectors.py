@@ -76,7 +76,7 @@ class FeatureVectors(InputModule):
         try:
             values = np.asarray([vector for _, vector in inputs], dtype=np.float32)
         except (TypeError, ValueError):
-            values = np.empty(())
+            values = np.empty((), dtype=np.float32)
         if values.shape != (len(inputs), self.dim):
             self._raise_width(inputs)
         if not np.isfinite(values).all():
@@ -85,7 +85,7 @@ class FeatureVectors(InputModule):
         return {"feature_vectors": torch.from_numpy(values), "attention_mask": torch.ones(len(inputs), 1).long()}
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Add ``sentence_embedding`` ``(pairs, dim)``, and ``initial_scores`` ``(pairs, rankings)`` if there are any."""
+        """Add ``sentence_embedding`` ``(pairs, dim)`` and, with ranking columns, ``initial_scores``."""
         raw = features["feature_vectors"]
         if self.ranking_columns:
             features["initial_scores"] = raw[:, self.ranking_columns]
@@ -103,8 +103,8 @@ class FeatureVectors(InputModule):
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:  # type: ignore[override]
-        where = {key: kwargs.get(key) for key in ("token", "cache_folder", "revision")}
-        where["local_files_only"] = kwargs.get("local_files_only", False)
+        names = ("token", "cache_folder", "revision", "local_files_only")
+        where: dict[str, Any] = {name: kwargs[name] for name in names if name in kwargs}
         module = cls(**cls.load_config(model_name_or_path, subfolder=subfolder, **where))
         return cls.load_torch_weights(model_name_or_path, subfolder=subfolder, model=module, **where)
 

@@ -52,7 +52,7 @@ class SetRankConfig:
 
     @classmethod
     def paper(cls, **changes: Any) -> SetRankConfig:
-        """The settings of the authors' code, with IMSAB: 6 blocks of width 256, 8 heads, 20 inducing points, post-norm.
+        """The settings of the authors' code, with IMSAB: 6 post-norm blocks of width 256, 8 heads, 20 inducing points.
 
         They train it with Adam at 5e-4, gradients clipped at 5, batches of 32 lists, and the attention rank loss.
 
@@ -147,8 +147,8 @@ class SetRank(Module):
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:  # type: ignore[override]
-        where = {key: kwargs.get(key) for key in ("token", "cache_folder", "revision")}
-        where["local_files_only"] = kwargs.get("local_files_only", False)
+        names = ("token", "cache_folder", "revision", "local_files_only")
+        where: dict[str, Any] = {name: kwargs[name] for name in names if name in kwargs}
         config = cls.load_config(model_name_or_path, subfolder=subfolder, **where)
         module = cls(config.pop("input_dim"), SetRankConfig(**config))
         return cls.load_torch_weights(model_name_or_path, subfolder=subfolder, model=module, **where)
@@ -156,8 +156,9 @@ class SetRank(Module):
 
 def check_sizes(sizes: Sequence[int], pairs: int) -> None:
     """ValueError unless there are ``pairs`` documents in lists of at least one each."""
-    if any(size < 1 for size in sizes):
-        raise ValueError(f"list_sizes holds {min(sizes)}: list {min(range(len(sizes)), key=sizes.__getitem__)} is empty.")
+    for index, size in enumerate(sizes):
+        if size < 1:
+            raise ValueError(f"list {index} is empty; leave out queries without documents.")
     if sum(sizes) != pairs:
         raise ValueError(f"list_sizes add up to {sum(sizes)}, but there are {pairs} pairs.")
 
