@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUTPUT ?= output/demo
 
-.PHONY: setup train test lint format bench clean
+.PHONY: setup train setrank test lint format bench clean
 
 setup: $(VENV)/.done
 
@@ -17,6 +17,9 @@ $(VENV)/.done: pyproject.toml constraints.txt
 train: setup  ## train a reranker on the embedded demo data, no downloads from a hub
 	HF_HUB_OFFLINE=1 $(BIN)/python examples/ms_marco/train_listwise.py --dataset demo --model demo --output_dir $(OUTPUT) \
 		--learning_rate 1e-4 --per_device_train_batch_size 4
+
+setrank: setup  ## train SetRank on numeric documents that the script makes itself
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python examples/setrank/train_letor.py --output_dir output/setrank
 
 test: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses auto

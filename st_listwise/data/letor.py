@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -59,7 +60,7 @@ def read_letor(path: str | os.PathLike[str], num_features: int | None = None) ->
     )
 
 
-def _parse(source: Path | io.BytesIO, num_features: int | None) -> tuple:  # type: ignore[type-arg]
+def _parse(source: Path | io.BytesIO, num_features: int | None) -> tuple:
     file = source if isinstance(source, io.BytesIO) else str(source)
     return load_svmlight_file(file, n_features=num_features, dtype=np.float32, query_id=True, zero_based=False)
 
@@ -88,6 +89,6 @@ def _fault(line: bytes, num_features: int | None) -> str | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    opener = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
+    opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
     with opener(path, "rb") as file:
         yield from enumerate(file, 1)

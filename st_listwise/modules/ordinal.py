@@ -62,7 +62,7 @@ class OrdinalEmbedding(nn.Module):
             start = (torch.rand(sizes.shape, device=sizes.device) * room).long().clamp(max=self.max_docs - sizes)
             positions = positions + start[:, None, None]
         rows = positions.clamp(max=self.max_docs - 1)  # those of padding can lie beyond
-        return sum(table[rows[..., ranking]] for ranking, table in enumerate(self.tables))  # type: ignore[return-value]
+        return torch.stack([table[rows[..., ranking]] for ranking, table in enumerate(self.tables)]).sum(0)
 
 
 def positions_from_scores(scores: Tensor, mask: Tensor) -> Tensor:

@@ -1,0 +1,148 @@
+"""The SetRank examples from end to end, on rows that are written here, and the faults that they name."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import tiny_set
+
+from st_listwise import SetRankCrossEncoder
+
+ROOT = Path(__file__).parents[1] / "examples"
+sys.path[:0] = [str(ROOT / "ms_marco"), str(ROOT / "setrank")]
+
+import claims  # noqa: E402
+import train_letor  # noqa: E402
+import train_listwise  # noqa: E402
+import train_text  # noqa: E402
+from mapper import map_row  # noqa: E402
+
+
+def letor(path: Path, queries: int, seed: int, noise: float = 0.0) -> Path:
+    generator = np.random.default_rng(seed)
+    lines = []
+    for query in range(queries):
+        for _ in range(int(generator.integers(5, 9))):
+            x = generator.normal(size=3)
+            label = int(x[0] + noise * generator.normal() > 0)
+            lines.append(f"{label} qid:{query} 1:{x[0]:.3f} 2:{x[1]:.3f} 3:{x[2]:.3f} # a comment")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_numeric_documents_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, test = letor(tmp_path / "train.txt", 30, 0), letor(tmp_path / "test.txt", 10, 1)
+    status = train_letor.main(
+        f"""--train {train} --test {test} --num_train_epochs 8 --width 16 --layers 1 --output_dir {tmp_path}/out
+        --per_device_train_batch_size 4 --learning_rate 1e-2 --ordinal absolute --ranking_features 1,3
+        --longest_list 9 --disable_tqdm true --use_cpu true""".split()
+    )
+    assert status == 0
+    assert "without context" in capsys.readouterr().out
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())["test nDCG@10"]
+    assert results["SetRank"] > max(results["untrained"], 0.9)
+    assert (tmp_path / "out" / "loss_curve_SetRank.png").stat().st_size > 5000
+    model = SetRankCrossEncoder(str(tmp_path / "out" / "final"))
+    ranking = model.rank("q", [[-1.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
+    assert ranking[0]["corpus_id"] == 1
+
+
+def test_the_made_data_needs_the_list() -> None:
+    """The direction in which relevant documents lie is drawn anew for each query: no linear scorer can know it."""
+    rows = train_letor.made_lists(50, seed=3)
+    assert rows == train_letor.made_lists(50, seed=3)
+    means = []
+    for row in rows:
+        docs, labels = np.asarray(row["docs"]), np.asarray(row["labels"])
+        np.testing.assert_allclose(np.linalg.norm(docs[:, :-1], axis=1), 1)  # the length does not tell
+        if (labels > 1).any():
+            means.append(docs[labels > 1, :-1].mean(0))
+    assert np.linalg.norm(np.mean(means, 0)) < 0.5 * np.mean([np.linalg.norm(mean) for mean in means])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--train {bad} --test {good}", r"bad\.txt, line 2: there is no qid"),
+        ("--train {good}", "needs a --test file"),
+        ("--train {good} --test {wide}", r"wide\.txt, line 1: n_features was set to 3"),
+        ("--train {good} --test {good} --loss ListMLE", "Did you mean ListMLELoss"),
+        ("--train {good} --test {good} --ranking_features 9", r"ranking_columns=\[8\] must lie between 0 and 2"),
+        ("--train {good} --test {good} --heads 5", "heads=5 must divide the width, 64"),
+    ],
+)
+def test_faults_are_named_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    files = {"good": letor(tmp_path / "good.txt", 12, 0), "bad": tmp_path / "bad.txt", "wide": tmp_path / "wide.txt"}
+    files["bad"].write_text("1 qid:1 1:1\n1 1:1\n")
+    files["wide"].write_text("1 qid:1 7:1\n")
+    words = f"{arguments.format(**files)} --output_dir {tmp_path}/out --disable_tqdm true".split()
+    assert train_letor.main(words) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_claims_are_measured_with_orders_that_matter_to_ordinal_embeddings_alone(tmp_path: Path) -> None:
+    train, test = letor(tmp_path / "train.txt", 12, 0, 3.0), letor(tmp_path / "test.txt", 8, 1, 3.0)
+    arms = ["MSAB", "MSAB, absolute", "without context"]
+    status = claims.main(
+        ["--train", str(train), "--test", str(test), "--ranking_feature", "1", "--arms", *arms]
+        + f"--seeds 2 --epochs 10 --learning_rate 1e-2 --output_dir {tmp_path}/out".split()
+    )
+    assert status == 0
+    per_query = json.loads((tmp_path / "out" / "claims.json").read_text())["nDCG@10 of each query"]
+    assert {name: len(seeds) for name, seeds in per_query.items()}["without context"] == 2
+    np.testing.assert_allclose(per_query["MSAB, shuffled"], per_query["MSAB"], atol=1e-6)
+    assert np.abs(np.subtract(per_query["MSAB, absolute, shuffled"], per_query["MSAB, absolute"])).max() > 1e-3
+
+
+ROWS = [
+    {"query": f"what is number {i}", "docs": [f"no {i}", "a far longer text", f"number {i} it is"], "labels": [0, 0, 1]}
+    for i in range(12)
+]
+
+
+def test_a_text_model_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    encoder = tmp_path / "encoder"
+    tiny_set().save_pretrained(str(encoder))
+    status = run_text(tmp_path, f"--model {encoder} --heads 4 --layers 1 --ordinal relative --longest_list 5")
+    assert status == 0
+    out = tmp_path / "out"
+    assert {"final", "loss_curve.png", "metrics.json"} <= {path.name for path in out.iterdir()}
+    assert json.loads((out / "metrics.json").read_text())["command"].startswith("python examples/setrank/train_text.py")
+    assert len(SetRankCrossEncoder(str(out / "final")).rank("a", ["b", "c"])) == 2
+
+
+def run_text(folder: Path, arguments: str) -> int:
+    common = f"--dataset {folder}/rows.jsonl --output_dir {folder}/out --num_train_epochs 1 --use_cpu true"
+    words = f"{common} --per_device_train_batch_size 4 --disable_tqdm true {arguments}".split()
+    return train_listwise.main(words, train_text.SetRankArguments)
+
+
+def test_freezing_and_the_head_learning_rate_reach_the_right_parameters(tmp_path: Path) -> None:
+    encoder = tmp_path / "encoder"
+    tiny_set().save_pretrained(str(encoder))
+    script = train_text.SetRankArguments(model=str(encoder), freeze_encoder=True, head_learning_rate=1e-2)
+    model = script.build_model()
+    trained = {name for name, part in model.named_parameters() if part.requires_grad}
+    assert {name.split(".")[0] for name in trained} == {"2", "3"}
+    (pattern,) = script.learning_rates()
+    names = [f"model.{name}" for name, _ in model.named_parameters()]
+    assert {name for name in names if re.search(pattern, name)} == {f"model.{name}" for name in trained}
+
+
+def test_documents_keep_their_given_order_where_the_model_sees_it() -> None:
+    """Sorted by label, the order in which documents are given would tell ordinal embeddings the answer."""
+    row: dict[str, Any] = {"query": "q", "docs": ["a", "b", "c", "d"], "labels": [0, 2, 0, 1]}
+    assert map_row(row)["docs"] == ["b", "d", "a", "c"]
+    assert map_row(row, keep_order=True)["docs"] == ["a", "b", "c", "d"]
+    assert map_row(row, max_docs=3, keep_order=True)["docs"] == ["a", "b", "d"]
+    assert train_text.SetRankArguments.keep_order
