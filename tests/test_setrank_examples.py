@@ -92,10 +92,8 @@ def test_faults_are_named_and_nothing_is_written(
 def test_the_claims_are_measured_with_orders_that_matter_to_ordinal_embeddings_alone(tmp_path: Path) -> None:
     train, test = letor(tmp_path / "train.txt", 12, 0, 3.0), letor(tmp_path / "test.txt", 8, 1, 3.0)
     arms = ["MSAB", "MSAB, absolute", "without context"]
-    status = claims.main(
-        ["--train", str(train), "--test", str(test), "--ranking_feature", "1", "--arms", *arms]
-        + f"--seeds 2 --epochs 10 --learning_rate 1e-2 --output_dir {tmp_path}/out".split()
-    )
+    options = f"--ranking_feature 1 --seeds 2 --epochs 10 --learning_rate 1e-2 --output_dir {tmp_path}/out".split()
+    status = claims.main(["--train", str(train), "--test", str(test), *options, "--arms", *arms])
     assert status == 0
     per_query = json.loads((tmp_path / "out" / "claims.json").read_text())["nDCG@10 of each query"]
     assert {name: len(seeds) for name, seeds in per_query.items()}["without context"] == 2
@@ -104,7 +102,11 @@ def test_the_claims_are_measured_with_orders_that_matter_to_ordinal_embeddings_a
 
 
 ROWS = [
-    {"query": f"what is number {i}", "docs": [f"no {i}", "a far longer text", f"number {i} it is"], "labels": [0, 0, 1]}
+    {
+        "query": f"what is number {i}",
+        "docs": [f"no {i}", "a far longer text", f"number {i} it is"],
+        "labels": [0, 0, 1],
+    }
     for i in range(12)
 ]
 
@@ -117,7 +119,9 @@ def test_a_text_model_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert status == 0
     out = tmp_path / "out"
     assert {"final", "loss_curve.png", "metrics.json"} <= {path.name for path in out.iterdir()}
-    assert json.loads((out / "metrics.json").read_text())["command"].startswith("python examples/setrank/train_text.py")
+    assert json.loads((out / "metrics.json").read_text())["command"].startswith(
+        "python examples/setrank/train_text.py"
+    )
     assert len(SetRankCrossEncoder(str(out / "final")).rank("a", ["b", "c"])) == 2
 
 

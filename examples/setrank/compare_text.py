@@ -1,0 +1,196 @@
+"""A set model against a pointwise one on texts: same encoder, loss, steps and seeds, and a paired test over queries.
+
+    python examples/setrank/compare_text.py --train train.jsonl --test test.jsonl --model demo
+    python examples/setrank/compare_text.py --train rows.jsonl --folds 5 --model output/pointwise/final --frozen
+
+Arms: ``pointwise``, the stock CrossEncoder; ``SetRank``; ``without context``, the layers of SetRank where each
+document attends to itself alone; ``SetRank, initial rank``, with ordinal embeddings of the given order. With
+``--frozen`` the encoder encodes each pair once and only what stands on top of it is trained; ``pointwise`` then is one
+linear layer. Figures: nDCG@10 with gain 2^label - 1, and MAP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from scipy.stats import ttest_rel
+from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+from sklearn.metrics import average_precision_score, ndcg_score
+from train_letor import WithoutContext
+from train_text import SetRankArguments
+from transformers import set_seed
+
+from st_listwise import FeatureVectors, SetRankConfig, SetRankCrossEncoder
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
+
+from mapper import map_dataset
+from reporting import write_json
+from sources import load_model, load_rows
+from train_listwise import loss_builder
+
+ARMS = ("pointwise", "SetRank", "without context", "SetRank, initial rank")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", required=True, help="rows as train_text.py takes them")
+    parser.add_argument("--test", help="rows for the figures; or --folds")
+    parser.add_argument("--folds", type=int, help="cut the queries of --train into so many parts, each tested once")
+    parser.add_argument("--model", default="demo", help="encoder: name on the Hub, folder, or 'demo'")
+    parser.add_argument("--frozen", action="store_true", help="train only what stands on the encoder")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS[:3]))
+    parser.add_argument("--loss", default="ListMLELoss")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[12, 13, 14])
+    parser.add_argument("--epochs", type=float, default=2)
+    parser.add_argument("--batch", type=int, default=16, help="queries in a step")
+    parser.add_argument("--learning_rate", type=float, default=5e-5)
+    parser.add_argument("--head_learning_rate", type=float, default=None, help="of everything on top of the encoder")
+    parser.add_argument("--layers", type=int, default=SetRankConfig.layers)
+    parser.add_argument("--dropout", type=float, default=SetRankConfig.dropout)
+    parser.add_argument("--pooling", default="mean")
+    parser.add_argument("--max_length", type=int, default=None)
+    parser.add_argument("--output_dir", type=Path, default=Path("output/compare_text"))
+    args = parser.parse_args(argv)
+    rows, _ = map_dataset(load_rows(args.train), keep_order=True)
+    if args.test:
+        splits = [(rows, map_dataset(load_rows(args.test), keep_order=True)[0])]
+    elif args.folds:
+        splits = list(folds(rows, args.folds))
+    else:
+        parser.error("give --test or --folds")
+    if args.frozen:
+        splits = [(encoded(train, args), encoded(test, args)) for train, test in splits]
+    per_query: dict[str, dict[str, list[list[float]]]] = {"nDCG@10": {}, "MAP": {}}
+    for seed in args.seeds:
+        for arm in args.arms:
+            found: dict[str, list[float]] = {"nDCG@10": [], "MAP": []}
+            for train, test in splits:
+                model = trained(arm, train, args, seed)
+                for name, values in measured(model, test).items():
+                    found[name] += values
+            for name, values in found.items():
+                per_query[name].setdefault(arm, []).append(values)
+            print(f"seed {seed}, {arm}: " + ", ".join(f"{n} {np.mean(v):.4f}" for n, v in found.items()), flush=True)
+            save(args, argv, per_query)
+    print("\n" + report(per_query))
+    return 0
+
+
+def folds(rows: Dataset, count: int) -> Iterator[tuple[Dataset, Dataset]]:
+    order = np.random.default_rng(12).permutation(len(rows))
+    for part in np.array_split(order, count):
+        yield rows.select(np.setdiff1d(order, part)), rows.select(np.sort(part))
+
+
+def encoded(lists: Dataset, args: argparse.Namespace) -> Dataset:
+    """The lists with vectors in the place of texts, from the encoder as it is."""
+    model = text_model(args, SetRankConfig(layers=0))
+    pairs = [(query, doc) for query, docs in zip(lists["query"], lists["docs"]) for doc in docs]
+    order = sorted(range(len(pairs)), key=lambda index: -sum(map(len, pairs[index])))
+    dim = int(model[1].get_embedding_dimension())  # type: ignore[operator]
+    vectors = np.empty((len(pairs), dim), dtype=np.float32)
+    with torch.inference_mode():
+        for start in range(0, len(order), 16):
+            part = order[start : start + 16]
+            features = model.preprocess([pairs[index] for index in part])
+            vectors[part] = model.encode_pairs(features)["sentence_embedding"].numpy()
+    cuts = np.cumsum(list(map(len, lists["labels"])))[:-1]
+    return Dataset.from_dict({"query": lists["query"], "docs": np.split(vectors, cuts), "labels": lists["labels"]})
+
+
+def text_model(args: argparse.Namespace, config: SetRankConfig) -> SetRankCrossEncoder:
+    script = SetRankArguments(
+        model=args.model,
+        max_length=args.max_length,
+        pooling=args.pooling,
+        layers=config.layers,
+        set_dropout=config.dropout,
+        ordinal=config.ordinal,
+    )
+    return script.build_model()
+
+
+def trained(arm: str, train: Dataset, args: argparse.Namespace, seed: int) -> CrossEncoder:
+    set_seed(seed)
+    config = SetRankConfig(
+        layers=0 if arm == "pointwise" else args.layers,
+        dropout=args.dropout,
+        ordinal="absolute" if arm.endswith("initial rank") else "none",
+    )
+    if args.frozen:
+        dim = len(train[0]["docs"][0])
+        model: CrossEncoder = SetRankCrossEncoder(features=FeatureVectors(dim, log1p=False), set_rank=config)
+    else:
+        model = load_model(args.model, args.max_length) if arm == "pointwise" else text_model(args, config)
+    for module in model:
+        if arm == "without context" and type(module).__name__ == "SetRank":
+            module.__class__ = WithoutContext
+    rates = {r"\b([123]\.(projection|ordinal|blocks|linear)|classifier)\b": args.head_learning_rate}
+    training = CrossEncoderTrainingArguments(
+        output_dir=str(args.output_dir / "run"),
+        num_train_epochs=args.epochs,
+        per_device_train_batch_size=args.batch,
+        learning_rate=args.learning_rate,
+        learning_rate_mapping=rates if args.head_learning_rate else {},
+        warmup_steps=0.1,
+        seed=seed,
+        bf16=not args.frozen,
+        use_cpu=not torch.cuda.is_available(),
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="no",
+        dataloader_pin_memory=False,
+    )
+    loss = loss_builder(args.loss, "{}")(model)
+    CrossEncoderTrainer(model=model, args=training, train_dataset=train, loss=loss).train()
+    return model
+
+
+def measured(model: CrossEncoder, lists: Dataset) -> dict[str, list[float]]:
+    """nDCG@10 and average precision of each query with a relevant document and another one."""
+    rows = [row for row in lists if max(row["labels"]) > 0 and min(row["labels"]) <= 0]
+    pairs = [(row["query"], doc) for row in rows for doc in row["docs"]]
+    sizes = [len(row["docs"]) for row in rows]
+    options: dict[str, Any] = {"list_sizes": sizes} if isinstance(model, SetRankCrossEncoder) else {}
+    scores = np.split(np.asarray(model.predict(pairs, show_progress_bar=False, **options)), np.cumsum(sizes)[:-1])
+    labels = [np.array(row["labels"]) for row in rows]
+    return {
+        "nDCG@10": [float(ndcg_score([2.0**y - 1], [s], k=10)) for y, s in zip(labels, scores)],
+        "MAP": [float(average_precision_score(y > 0, s)) for y, s in zip(labels, scores)],
+    }
+
+
+def save(args: argparse.Namespace, argv: list[str] | None, per_query: dict[str, Any]) -> None:
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", "examples/setrank/compare_text.py", *(sys.argv[1:] if argv is None else argv)])
+    write_json(args.output_dir / "compare_text.json", {"command": command, "of each query": per_query})
+
+
+def report(per_query: dict[str, dict[str, list[list[float]]]]) -> str:
+    """Mean and standard deviation over seeds, and paired t-tests over queries, each averaged over seeds."""
+    lines = []
+    for metric, arms in per_query.items():
+        for arm, seeds in arms.items():
+            means = [np.mean(values) for values in seeds]
+            spread = np.std(means, ddof=1) if len(means) > 1 else 0.0
+            lines.append(f"{metric:10}{arm:24}{np.mean(means):.4f} ± {spread:.4f}")
+        for first, second in (("SetRank", "pointwise"), ("SetRank", "without context"), (ARMS[3], "SetRank")):
+            if first in arms and second in arms:
+                a, b = np.mean(arms[first], 0), np.mean(arms[second], 0)
+                p = ttest_rel(a, b).pvalue
+                lines.append(f"{metric:10}{first} - {second}: {np.mean(a - b):+.4f} (p = {p:.3f}, {len(a)} queries)")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
