@@ -109,8 +109,9 @@ class ApproxNDCGLoss(ListwiseLoss):
         model: CrossEncoder with one output label.
         alpha: Steepness of the rank approximation, above 0. Default: 5. On WikiQA (MiniLM-L6, 2 epochs) dev MAP for
             alpha 1, 2, 5, 10 was .732, .741, .751, .741 with seed 12, and .751, .760 for 5, 10 with seed 13; test MAP
-            .679, .698, .708, .709, and .697, .701. The paper's tuned values lie higher still; the function's default
-            is 1.
+            .679, .698, .708, .709, and .697, .701. The function's default is 1.
+        activation_fn: Applied to the scores before the loss. Default: none.
+        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
         top_k: Cut-off of the metric, approximated smoothly. Default: the whole list.
         gain: "exponential": :math:`2^y - 1`, labels from 0 to below 128; "linear": y.
 
