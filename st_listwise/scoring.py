@@ -101,6 +101,20 @@ def cut_pairs(
     return MiniBatches(torch.arange(len(pairs)), [features])
 
 
+def truncated_alike(batches: MiniBatches, max_length: int | None) -> int:
+    """Number of pairs whose tokens, cut to the model's longest input, are those of another pair of the batch."""
+    full = [
+        features["input_ids"][features["attention_mask"].sum(-1) >= max_length]
+        for features in batches.features
+        if max_length and "input_ids" in features and "attention_mask" in features
+    ]
+    full = [rows for rows in full if len(rows)]
+    if not full:
+        return 0
+    counts = torch.unique(torch.cat(full), dim=0, return_counts=True)[1]
+    return int(counts[counts > 1].sum())
+
+
 def score_mini_batches(
     model: nn.Module, batches: MiniBatches, list_sizes: Sequence[int], *, recompute: bool = False
 ) -> Tensor:

@@ -194,6 +194,18 @@ def test_a_loss_cites_its_paper(name: str) -> None:
     assert citation.count("{") == citation.count("}")
 
 
+def test_documents_that_are_cut_to_the_same_tokens_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Documents with a long head in common, as of one web site, are the same document to a model that reads the head."""
+    loss = st_listwise.ListMLELoss(tiny_bert(), mini_batch_size=2)
+    same_head = [f"{'x ' * 150} {tail}" for tail in ("a", "b", "c", "d")]
+    with caplog.at_level("WARNING"):
+        step(loss, [QUERIES, DOCS])
+        assert "cut to the same" not in caplog.text
+        for _ in range(2):
+            step(loss, [QUERIES, [same_head, *DOCS[1:]]], [torch.arange(4.0), *LABELS[1:]])
+    assert caplog.text.count("22% of the pairs of a batch (4 of 18) are cut to the same 128 tokens") == 1
+
+
 # Bad input
 
 ONE = [torch.tensor([1.0, 0.0])]

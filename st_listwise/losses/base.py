@@ -15,12 +15,14 @@ from typing_extensions import TypedDict
 
 from st_listwise.functional.lists import length_mask, pad_lists
 from st_listwise.losses.checks import check_batch
-from st_listwise.scoring import cut_pairs, score_mini_batches
+from st_listwise.scoring import MiniBatches, cut_pairs, score_mini_batches, truncated_alike, unwrap
 
 logger = logging.getLogger(__name__)
 
 #: Beyond this a sigmoid in float32 is exactly 1, so that documents tie.
 SATURATED = 16.6
+#: Share of a batch's pairs that may be cut to the same tokens before there is a warning.
+TRUNCATED_ALIKE = 0.05
 
 
 class ScoringOptions(TypedDict, total=False):
@@ -82,6 +84,7 @@ class ListwiseLoss(nn.Module, ABC):
         self.recompute = recompute
         self._announced = False
         self._warned_saturated = False
+        self._warned_truncated = False
 
     @abstractmethod
     def list_loss(self, scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
@@ -134,6 +137,7 @@ class ListwiseLoss(nn.Module, ABC):
             task=task,
         )
         self._announce(len(batch.sizes), len(batch.pairs), len(batches.features))
+        self._warn_if_truncated(batches)
         scores = score_mini_batches(self.model, batches, batch.sizes, recompute=self.recompute)
         scores = scores if scores.dtype == torch.float64 else scores.float()
         self._warn_if_saturated(scores.detach())
@@ -167,6 +171,18 @@ class ListwiseLoss(nn.Module, ABC):
             self._announced = True
             logger.info(
                 f"{type(self).__name__}: a batch of {queries} queries = {pairs} pairs = {forwards} forward passes."
+            )
+
+    def _warn_if_truncated(self, batches: MiniBatches) -> None:
+        if self._warned_truncated:
+            return
+        pairs, longest = len(batches.order), unwrap(self.model).max_seq_length
+        alike = truncated_alike(batches, longest)
+        if alike > TRUNCATED_ALIKE * pairs:
+            self._warned_truncated = True
+            logger.warning(
+                f"{alike / pairs:.0%} of the pairs of a batch ({alike} of {pairs}) are cut to the same {longest} tokens "
+                "as another one: the model cannot tell them apart. Raise its max_seq_length, or shorten what they share."
             )
 
     def _warn_if_saturated(self, scores: Tensor) -> None:
