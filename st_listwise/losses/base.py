@@ -182,7 +182,7 @@ class ListwiseLoss(nn.Module, ABC):
             self._warned_truncated = True
             logger.warning(
                 f"{alike / pairs:.0%} of the pairs of a batch ({alike} of {pairs}) are cut to the same {longest} tokens "
-                "as another one: the model cannot tell them apart. Raise its max_seq_length, or shorten what they share."
+                "as another one: the model cannot tell them apart. Raise max_seq_length, or shorten what they share."
             )
 
     def _warn_if_saturated(self, scores: Tensor) -> None:
