@@ -195,7 +195,7 @@ def test_a_loss_cites_its_paper(name: str) -> None:
 
 
 def test_documents_that_are_cut_to_the_same_tokens_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Documents with a long head in common, as of one web site, are the same document to a model that reads the head."""
+    """Documents with a long head in common, as of one site, are one document to a model that reads the head."""
     loss = st_listwise.ListMLELoss(tiny_bert(), mini_batch_size=2)
     same_head = [f"{'x ' * 150} {tail}" for tail in ("a", "b", "c", "d")]
     with caplog.at_level("WARNING"):

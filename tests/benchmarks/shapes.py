@@ -1,4 +1,7 @@
-"""Batches of real text to measure on: WikiQA and Cranfield, or the demo data where they are absent."""
+"""Batches of real text to measure on: WikiQA and Cranfield, or the demo data where they are absent.
+
+python tests/benchmarks/shapes.py ../shared/data > output/cranfield50.jsonl    # Cranfield's BM25 top 50 as rows
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,8 @@ def wikiqa(data: Path) -> Iterator[tuple[str, list[str], Tensor]]:
             yield row["query"], passages["passage_text"], torch.tensor(passages["is_selected"])
 
 
-def cranfield(data: Path) -> Iterator[tuple[str, list[str], Tensor]]:
-    """Queries with the 10 abstracts that BM25 ranks first."""
+def cranfield(data: Path, depth: int = 10) -> Iterator[tuple[str, list[str], Tensor]]:
+    """Queries with the abstracts that BM25 ranks first, in its order."""
     folder = data / "cranfield"
     docs = {row["doc_id"]: f"{row['title']} {row['text']}" for row in _rows(folder / "docs.jsonl")}
     queries = {row["query_id"]: row["text"] for row in _rows(folder / "queries.jsonl")}
@@ -50,7 +53,7 @@ def cranfield(data: Path) -> Iterator[tuple[str, list[str], Tensor]]:
         if docs[doc].strip():
             run.setdefault(query, []).append(doc)
     for query, ranked in run.items():
-        top = ranked[:10]
+        top = ranked[:depth]
         yield queries[query], [docs[doc] for doc in top], torch.tensor([grades.get((query, doc), 0) for doc in top])
 
 
@@ -71,3 +74,8 @@ SHAPES: dict[str, tuple[int, Any]] = {"wikiqa": (16, wikiqa), "cranfield": (4, c
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         yield from map(json.loads, file)
+
+
+if __name__ == "__main__":
+    for query, docs, labels in cranfield(Path(sys.argv[1]), depth=50):
+        print(json.dumps({"query": query, "docs": docs, "labels": labels.tolist()}))
