@@ -12,6 +12,7 @@ linear layer. Figures: nDCG@10 with gain 2^label - 1, and MAP.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from datasets import Dataset
 from scipy.stats import ttest_rel
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sklearn.metrics import average_precision_score, ndcg_score
+from tqdm.auto import tqdm
 from train_letor import WithoutContext
 from train_text import SetRankArguments
 from transformers import set_seed
@@ -61,14 +63,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output_dir", type=Path, default=Path("output/compare_text"))
     args = parser.parse_args(argv)
     rows, _ = map_dataset(load_rows(args.train), keep_order=True)
+    rows = encoded(rows, args, "train") if args.frozen else rows
     if args.test:
-        splits = [(rows, map_dataset(load_rows(args.test), keep_order=True)[0])]
+        test, _ = map_dataset(load_rows(args.test), keep_order=True)
+        splits = [(rows, encoded(test, args, "test") if args.frozen else test)]
     elif args.folds:
         splits = list(folds(rows, args.folds))
     else:
         parser.error("give --test or --folds")
-    if args.frozen:
-        splits = [(encoded(train, args), encoded(test, args)) for train, test in splits]
     per_query: dict[str, dict[str, list[list[float]]]] = {"nDCG@10": {}, "MAP": {}}
     for seed in args.seeds:
         for arm in args.arms:
@@ -91,20 +93,27 @@ def folds(rows: Dataset, count: int) -> Iterator[tuple[Dataset, Dataset]]:
         yield rows.select(np.setdiff1d(order, part)), rows.select(np.sort(part))
 
 
-def encoded(lists: Dataset, args: argparse.Namespace) -> Dataset:
-    """The lists with vectors in the place of texts, from the encoder as it is."""
+def encoded(lists: Dataset, args: argparse.Namespace, name: str) -> Dataset:
+    """The lists with vectors in the place of texts, from the encoder as it is; kept in the output folder."""
+    settings = f"{args.model.strip('/').replace('/', '_')}_{args.pooling}_{args.max_length}"
+    folder = args.output_dir / "encoded" / f"{name}_{Path(getattr(args, name)).stem}_{settings}"
+    if folder.exists():
+        return Dataset.load_from_disk(str(folder))
     model = text_model(args, SetRankConfig(layers=0))
     pairs = [(query, doc) for query, docs in zip(lists["query"], lists["docs"]) for doc in docs]
     order = sorted(range(len(pairs)), key=lambda index: -sum(map(len, pairs[index])))
     dim = int(model[1].get_embedding_dimension())  # type: ignore[operator]
     vectors = np.empty((len(pairs), dim), dtype=np.float32)
     with torch.inference_mode():
-        for start in range(0, len(order), 16):
+        for start in tqdm(range(0, len(order), 16), desc=f"Encoding {name}"):
             part = order[start : start + 16]
             features = model.preprocess([pairs[index] for index in part])
             vectors[part] = model.encode_pairs(features)["sentence_embedding"].numpy()
     cuts = np.cumsum(list(map(len, lists["labels"])))[:-1]
-    return Dataset.from_dict({"query": lists["query"], "docs": np.split(vectors, cuts), "labels": lists["labels"]})
+    vectors_of = {"query": lists["query"], "docs": np.split(vectors, cuts), "labels": lists["labels"]}
+    Dataset.from_dict(vectors_of).save_to_disk(str(folder) + ".tmp")
+    os.replace(str(folder) + ".tmp", folder)
+    return Dataset.load_from_disk(str(folder))
 
 
 def text_model(args: argparse.Namespace, config: SetRankConfig) -> SetRankCrossEncoder:
