@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import tiny_set
+from tiny_models import tiny_bert, tiny_set
 
 from st_listwise import SetRankCrossEncoder
 
@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1] / "examples"
 sys.path[:0] = [str(ROOT / "ms_marco"), str(ROOT / "setrank")]
 
 import claims  # noqa: E402
+import compare_text  # noqa: E402
 import train_letor  # noqa: E402
 import train_listwise  # noqa: E402
 import train_text  # noqa: E402
@@ -129,6 +130,21 @@ def run_text(folder: Path, arguments: str) -> int:
     common = f"--dataset {folder}/rows.jsonl --output_dir {folder}/out --num_train_epochs 1 --use_cpu true"
     words = f"{common} --per_device_train_batch_size 4 --disable_tqdm true {arguments}".split()
     return train_listwise.main(words, train_text.SetRankArguments)
+
+
+def test_texts_are_compared_in_one_stage_and_in_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    tiny_bert().save_pretrained(str(tmp_path / "encoder"))
+    common = (
+        f"--train {tmp_path}/rows.jsonl --folds 2 --model {tmp_path}/encoder --seeds 1 --epochs 1 --batch 4".split()
+    )
+    for stage, arms in ([], compare_text.ARMS[:3]), (["--two_stage", "--first_docs", "2"], compare_text.ARMS):
+        out = tmp_path / f"out{len(stage)}"
+        assert compare_text.main([*common, *stage, "--output_dir", str(out), "--arms", *arms]) == 0
+        assert "SetRank - without context" in capsys.readouterr().out
+        values = json.loads((out / "compare_text.json").read_text())["of each query"]["MAP"]
+        assert {arm: len(seeds[0]) for arm, seeds in values.items()} == dict.fromkeys(arms, len(ROWS))
+    assert sorted(path.name for path in (tmp_path / "out3" / "first_stage").iterdir()) == ["0", "1"]
 
 
 def test_freezing_and_the_head_learning_rate_reach_the_right_parameters(tmp_path: Path) -> None:

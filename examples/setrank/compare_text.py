@@ -1,12 +1,12 @@
 """A set model against a pointwise one on texts: same encoder, loss, steps and seeds, and a paired test over queries.
 
     python examples/setrank/compare_text.py --train train.jsonl --test test.jsonl --model demo
-    python examples/setrank/compare_text.py --train rows.jsonl --folds 5 --model output/pointwise/final --frozen
+    python examples/setrank/compare_text.py --train rows.jsonl --folds 5 --model demo --two_stage
 
 Arms: ``pointwise``, the stock CrossEncoder; ``SetRank``; ``without context``, the layers of SetRank where each
 document attends to itself alone; ``SetRank, initial rank``, with ordinal embeddings of the given order. With
-``--frozen`` the encoder encodes each pair once and only what stands on top of it is trained; ``pointwise`` then is one
-linear layer. Figures: nDCG@10 with gain 2^label - 1, and MAP.
+``--two_stage`` an encoder with a linear layer is trained first, then frozen, and all arms start from it: ``pointwise``
+trains the linear layer on, the others the set layers as well. Figures: nDCG@10 with gain 2^label - 1, and MAP.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from datasets import Dataset
 from scipy.stats import ttest_rel
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sklearn.metrics import average_precision_score, ndcg_score
+from torch import Tensor
 from tqdm.auto import tqdm
 from train_letor import WithoutContext
 from train_text import SetRankArguments
@@ -48,7 +49,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--test", help="rows for the figures; or --folds")
     parser.add_argument("--folds", type=int, help="cut the queries of --train into so many parts, each tested once")
     parser.add_argument("--model", default="demo", help="encoder: name on the Hub, folder, or 'demo'")
-    parser.add_argument("--frozen", action="store_true", help="train only what stands on the encoder")
+    parser.add_argument("--two_stage", action="store_true", help="first train the encoder pointwise, then freeze it")
+    parser.add_argument("--first_epochs", type=float, default=2)
+    parser.add_argument("--first_docs", type=int, default=None, help="most documents of a list in the first stage")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS[:3]))
     parser.add_argument("--loss", default="ListMLELoss")
     parser.add_argument("--seeds", type=int, nargs="+", default=[12, 13, 14])
@@ -63,21 +66,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output_dir", type=Path, default=Path("output/compare_text"))
     args = parser.parse_args(argv)
     rows, _ = map_dataset(load_rows(args.train), keep_order=True)
-    rows = encoded(rows, args, "train") if args.frozen else rows
     if args.test:
-        test, _ = map_dataset(load_rows(args.test), keep_order=True)
-        splits = [(rows, encoded(test, args, "test") if args.frozen else test)]
+        splits = [Split(rows, map_dataset(load_rows(args.test), keep_order=True)[0], None)]
     elif args.folds:
         splits = list(folds(rows, args.folds))
     else:
         parser.error("give --test or --folds")
+    if args.two_stage:
+        splits = [first_stage(number, split.train, split.test, args) for number, split in enumerate(splits)]
     per_query: dict[str, dict[str, list[list[float]]]] = {"nDCG@10": {}, "MAP": {}}
     for seed in args.seeds:
         for arm in args.arms:
             found: dict[str, list[float]] = {"nDCG@10": [], "MAP": []}
-            for train, test in splits:
-                model = trained(arm, train, args, seed)
-                for name, values in measured(model, test).items():
+            for split in splits:
+                model = trained(arm, split, args, seed)
+                for name, values in measured(model, split.test).items():
                     found[name] += values
             for name, values in found.items():
                 per_query[name].setdefault(arm, []).append(values)
@@ -87,33 +90,46 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def folds(rows: Dataset, count: int) -> Iterator[tuple[Dataset, Dataset]]:
+class Split(NamedTuple):
+    """Lists to train on and for the figures; of a first stage also the weights of its last layer."""
+
+    train: Dataset
+    test: Dataset
+    scores: dict[str, Tensor] | None
+
+
+def folds(rows: Dataset, count: int) -> Iterator[Split]:
     order = np.random.default_rng(12).permutation(len(rows))
     for part in np.array_split(order, count):
-        yield rows.select(np.setdiff1d(order, part)), rows.select(np.sort(part))
+        yield Split(rows.select(np.setdiff1d(order, part)), rows.select(np.sort(part)), None)
 
 
-def encoded(lists: Dataset, args: argparse.Namespace, name: str) -> Dataset:
-    """The lists with vectors in the place of texts, from the encoder as it is; kept in the output folder."""
-    settings = f"{args.model.strip('/').replace('/', '_')}_{args.pooling}_{args.max_length}"
-    folder = args.output_dir / "encoded" / f"{name}_{Path(getattr(args, name)).stem}_{settings}"
-    if folder.exists():
-        return Dataset.load_from_disk(str(folder))
-    model = text_model(args, SetRankConfig(layers=0))
+def first_stage(number: int, train: Dataset, test: Dataset, args: argparse.Namespace) -> Split:
+    """Train an encoder pointwise and put its vectors in the place of texts; kept in the output folder."""
+    folder = args.output_dir / "first_stage" / str(number)
+    if not folder.exists():
+        short, _ = map_dataset(train, args.first_docs, keep_order=True)
+        model = trained("first stage", Split(short, test, None), args, args.seeds[0])
+        temporary = folder.with_suffix(".tmp")
+        for name, lists in (("train", train), ("test", test)):
+            encoded(model, lists).save_to_disk(str(temporary / name))
+        torch.save(model[-1].state_dict(), temporary / "scores.pt")
+        os.replace(temporary, folder)
+    vectors, tested = (Dataset.load_from_disk(str(folder / name)) for name in ("train", "test"))
+    return Split(vectors, tested, torch.load(folder / "scores.pt"))
+
+
+def encoded(model: Any, lists: Dataset) -> Dataset:
     pairs = [(query, doc) for query, docs in zip(lists["query"], lists["docs"]) for doc in docs]
     order = sorted(range(len(pairs)), key=lambda index: -sum(map(len, pairs[index])))
-    dim = int(model[1].get_embedding_dimension())  # type: ignore[operator]
-    vectors = np.empty((len(pairs), dim), dtype=np.float32)
+    vectors = np.empty((len(pairs), model[-1].in_features), dtype=np.float32)
     with torch.inference_mode():
-        for start in tqdm(range(0, len(order), 16), desc=f"Encoding {name}"):
+        for start in tqdm(range(0, len(order), 16), desc="Encoding"):
             part = order[start : start + 16]
-            features = model.preprocess([pairs[index] for index in part])
+            features = model.eval().preprocess([pairs[index] for index in part])
             vectors[part] = model.encode_pairs(features)["sentence_embedding"].numpy()
     cuts = np.cumsum(list(map(len, lists["labels"])))[:-1]
-    vectors_of = {"query": lists["query"], "docs": np.split(vectors, cuts), "labels": lists["labels"]}
-    Dataset.from_dict(vectors_of).save_to_disk(str(folder) + ".tmp")
-    os.replace(str(folder) + ".tmp", folder)
-    return Dataset.load_from_disk(str(folder))
+    return Dataset.from_dict({"query": lists["query"], "docs": np.split(vectors, cuts), "labels": lists["labels"]})
 
 
 def text_model(args: argparse.Namespace, config: SetRankConfig) -> SetRankCrossEncoder:
@@ -128,16 +144,17 @@ def text_model(args: argparse.Namespace, config: SetRankConfig) -> SetRankCrossE
     return script.build_model()
 
 
-def trained(arm: str, train: Dataset, args: argparse.Namespace, seed: int) -> CrossEncoder:
+def trained(arm: str, split: Split, args: argparse.Namespace, seed: int) -> CrossEncoder:
     set_seed(seed)
     config = SetRankConfig(
-        layers=0 if arm == "pointwise" else args.layers,
+        layers=0 if arm in ("pointwise", "first stage") else args.layers,
         dropout=args.dropout,
         ordinal="absolute" if arm.endswith("initial rank") else "none",
     )
-    if args.frozen:
-        dim = len(train[0]["docs"][0])
+    if split.scores is not None:
+        dim = len(split.train[0]["docs"][0])
         model: CrossEncoder = SetRankCrossEncoder(features=FeatureVectors(dim, log1p=False), set_rank=config)
+        model[-1].load_state_dict(split.scores)  # every arm starts from the first stage
     else:
         model = load_model(args.model, args.max_length) if arm == "pointwise" else text_model(args, config)
     for module in model:
@@ -146,13 +163,13 @@ def trained(arm: str, train: Dataset, args: argparse.Namespace, seed: int) -> Cr
     rates = {r"\b([123]\.(projection|ordinal|blocks|linear)|classifier)\b": args.head_learning_rate}
     training = CrossEncoderTrainingArguments(
         output_dir=str(args.output_dir / "run"),
-        num_train_epochs=args.epochs,
+        num_train_epochs=args.first_epochs if arm == "first stage" else args.epochs,
         per_device_train_batch_size=args.batch,
         learning_rate=args.learning_rate,
         learning_rate_mapping=rates if args.head_learning_rate else {},
         warmup_steps=0.1,
         seed=seed,
-        bf16=not args.frozen,
+        bf16=split.scores is None,
         use_cpu=not torch.cuda.is_available(),
         save_strategy="no",
         report_to="none",
@@ -161,7 +178,7 @@ def trained(arm: str, train: Dataset, args: argparse.Namespace, seed: int) -> Cr
         dataloader_pin_memory=False,
     )
     loss = loss_builder(args.loss, "{}")(model)
-    CrossEncoderTrainer(model=model, args=training, train_dataset=train, loss=loss).train()
+    CrossEncoderTrainer(model=model, args=training, train_dataset=split.train, loss=loss).train()
     return model
 
 
