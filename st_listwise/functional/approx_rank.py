@@ -6,10 +6,11 @@ than the others must come out with a smaller rank. Turned round, a trained reran
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from st_listwise.functional.lists import (
     Reduction,
@@ -21,6 +22,7 @@ from st_listwise.functional.lists import (
     check_top_k,
     label_ranks,
     reduce_lists,
+    row_chunks,
     teaches,
     upcast,
 )
@@ -228,9 +230,44 @@ def _check_gain_range(labels: Tensor, mask: Tensor, gain: Gain) -> None:
 
 def _approx_ranks(scores: Tensor, mask: Tensor, alpha: float) -> Tensor:
     """:func:`approx_ranks` of checked scores: finite everywhere, 0 in the padding."""
-    lead = (alpha * (scores[:, None, :] - scores[:, :, None])).masked_fill(~mask[:, None, :], -torch.inf)
-    ranks = 0.5 + torch.sigmoid(lead).sum(-1)  # the sum holds the document itself, at one half
-    return ranks.masked_fill(~mask, 0)
+    ranks = _SigmoidSums.apply(alpha * scores, mask)
+    return (ranks + 0.5).masked_fill(~mask, 0)  # the sums hold the document itself, at one half
+
+
+class _SigmoidSums(torch.autograd.Function):
+    r"""Sum over j of :math:`\sigma(x_j - x_i)`, in memory that grows with documents and not with pairs of them.
+
+    As :math:`\sigma'` is even, the gradient of :math:`\sum_i g_i \sum_j \sigma(x_j - x_i)` on :math:`x_k` is
+    :math:`\sum_j \sigma'(x_j - x_k) (g_j - g_k)`: one more pass over the pairs, nothing of the first one is kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(x, mask)
+        sums = torch.empty_like(x)
+        for rows in row_chunks(x):
+            sums[:, rows] = _pair_sigmoids(x, mask, rows).sum(-1)
+        return sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        x, mask = ctx.saved_tensors
+        grad = grad.masked_fill(~mask, 0)
+        ones = torch.ones_like(grad)
+        result = torch.empty_like(x)
+        for rows in row_chunks(x):
+            slope = _pair_sigmoids(x, mask, rows)
+            slope = slope.addcmul_(slope, slope, value=-1)  # of the sigmoid, 0 for padding
+            pulled, total = (torch.matmul(slope, values[:, :, None])[..., 0] for values in (grad, ones))
+            result[:, rows] = pulled - grad[:, rows] * total
+        return result.masked_fill_(~mask, 0), None
+
+
+def _pair_sigmoids(x: Tensor, mask: Tensor, rows: slice) -> Tensor:
+    """``(lists, rows, docs)``: by how much each document beats each of some rows; 0 for padding."""
+    beaten_by_none = x.masked_fill(~mask, -torch.inf)
+    return (beaten_by_none[:, None, :] - x[:, rows, None]).sigmoid_()
 
 
 def _discount(ranks: Tensor, mask: Tensor, discount: Discount) -> Tensor:

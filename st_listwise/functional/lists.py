@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+#: Pairs of documents that pairwise losses hold at once, whatever the length of the lists.
+PAIRS_AT_ONCE = 2**18
 
 Reduction = Literal["none", "sum", "mean"]
 
@@ -145,6 +148,18 @@ def reduce_lists(per_list: Tensor, counts: Tensor, reduction: Reduction = "mean"
     check_choice("reduction", reduction, ("none", "sum", "mean"))
     per_list = torch.where(counts, per_list, 0)
     return per_list if reduction == "none" else per_list.sum() if reduction == "sum" else per_list.mean()
+
+
+def row_chunks(values: Tensor) -> Iterator[slice]:
+    """Slices over the documents of ``(lists, docs)``, so that pairs of a slice and all documents stay in the cache.
+
+    >>> list(row_chunks(torch.zeros(2, 5)))
+    [slice(0, 5, None)]
+    """
+    lists, docs = values.shape
+    rows = max(PAIRS_AT_ONCE // (lists * docs), 1)
+    for start in range(0, docs, rows):
+        yield slice(start, min(start + rows, docs))
 
 
 def masked_log_softmax(scores: Tensor, mask: Tensor) -> Tensor:

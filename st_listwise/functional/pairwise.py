@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import softplus
 
 from st_listwise.functional.approx_rank import Gain, ideal_share
 from st_listwise.functional.lists import (
@@ -17,6 +19,7 @@ from st_listwise.functional.lists import (
     check_positive,
     check_top_k,
     reduce_lists,
+    row_chunks,
     teaches,
 )
 
@@ -130,11 +133,14 @@ def lambda_loss(
     shares = torch.zeros_like(labels) if weighting == "none" else ideal_share(labels, mask, gain, top_k, eps)
     order = _model_order(scores.detach(), labels, mask)
     scores, labels, mask, shares = (part.gather(-1, order) for part in (scores, labels, mask, shares))
-    pairs = _kept_pairs(labels, mask, top_k, all_pairs=weighting == "ndcg1")
-    weights = _weights(weighting, shares, labels, mask, mu)
-    log_sigmoid = torch.nn.functional.logsigmoid(sigma * (scores[:, :, None] - scores[:, None, :]))
-    total = torch.where(pairs, weights * -log_sigmoid, 0).sum((-2, -1))
-    per_list = total / pairs.sum((-2, -1)).clamp_min(1)
+    weigh = _weigher(weighting, shares, labels, mask, mu)
+
+    def pair_weights(rows: slice) -> tuple[Tensor, Tensor]:
+        pairs = _kept_pairs(labels, mask, top_k, weighting == "ndcg1", rows).to(scores)
+        return weigh(rows) * pairs, pairs.sum((-2, -1))  # a sum of ones within one chunk is exact
+
+    total, pairs = _LogisticSums.apply(sigma * scores, pair_weights)
+    per_list = total / pairs.clamp_min(1)
     if log_base == "binary":
         per_list = per_list / math.log(2)
     return reduce_lists(per_list, teaches(labels, mask), reduction)
@@ -147,43 +153,68 @@ def _model_order(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return worst_first.gather(-1, keys.sort(dim=-1, descending=True, stable=True).indices)
 
 
-def _kept_pairs(labels: Tensor, mask: Tensor, top_k: int | None, all_pairs: bool) -> Tensor:
-    """``(lists, docs, docs)`` bool: the pairs (better, worse) that count, documents in the model's order."""
-    pairs = mask[:, :, None] & mask[:, None, :]
+class _LogisticSums(torch.autograd.Function):
+    r"""Sums over pairs of :math:`w_{ij} \log(1 + e^{-(x_i - x_j)})` and their number, a few rows i at a time.
+
+    Weights have no gradient, so that of the scores is known in the same pass over the pairs, and nothing else is kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pair_weights: Callable[[slice], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        total, number, slope = x.new_zeros(len(x)), x.new_zeros(len(x), dtype=torch.float64), torch.zeros_like(x)
+        for rows in row_chunks(x):
+            weights, pairs = pair_weights(rows)
+            behind = x[:, None, :] - x[:, rows, None]  # x_j - x_i
+            total += softplus(behind).mul_(weights).sum((-2, -1))
+            number += pairs
+            pull = behind.sigmoid_().mul_(weights)
+            slope[:, rows] -= pull.sum(-1)
+            slope += pull.sum(-2)
+        ctx.save_for_backward(slope)
+        ctx.mark_non_differentiable(number)
+        return total, number.to(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        return grad[:, None] * ctx.saved_tensors[0], None
+
+
+def _kept_pairs(labels: Tensor, mask: Tensor, top_k: int | None, all_pairs: bool, rows: slice) -> Tensor:
+    """``(lists, rows, docs)`` bool: the pairs (better, worse) that count, documents in the model's order."""
+    pairs = mask[:, rows, None] & mask[:, None, :]
     if not all_pairs:
-        pairs = pairs & (labels[:, :, None] > labels[:, None, :])
+        pairs &= labels[:, rows, None] > labels[:, None, :]
     if top_k is not None:
         inside = torch.arange(labels.shape[-1], device=labels.device) < top_k
-        pairs = pairs & (inside[:, None] | inside[None, :])
+        pairs &= inside[rows, None] | inside[None, :]
     return pairs
 
 
-def _weights(
+def _weigher(
     weighting: Weighting | WeightingFunction, gain: Tensor, labels: Tensor, mask: Tensor, mu: float
-) -> Tensor:
-    """Weights that broadcast to ``(lists, docs, docs)``, documents in the model's order."""
-    discount = torch.log2(torch.arange(2, gain.shape[-1] + 2, device=gain.device).to(gain))[None]
+) -> Callable[[slice], Tensor]:
+    """From some rows to weights that broadcast to ``(lists, rows, docs)``, documents in the model's order."""
+    docs = gain.shape[-1]
+    discount = torch.log2(torch.arange(2, docs + 2, device=gain.device).to(gain))
     if callable(weighting):
-        return _custom_weights(weighting, gain, discount, labels, mask)
+        dense = _custom_weights(weighting, gain, discount[None], labels, mask)
+        return lambda rows: dense[:, rows]
     if weighting == "none":
-        return gain.new_ones(())
+        return lambda rows: gain.new_ones(())
     if weighting == "ndcg1":
-        return (gain / discount)[:, :, None]
-    lambdarank = (1 / discount[:, :, None] - 1 / discount[:, None, :]).abs()
-    if weighting == "lambdarank":
-        change = lambdarank
-    else:
-        ndcg2 = _discount_steps(gain.shape[-1], discount)
-        change = ndcg2 if weighting == "ndcg2" else mu * ndcg2 + lambdarank
-    return change * (gain[:, :, None] - gain[:, None, :]).abs()
+        return lambda rows: (gain / discount)[:, rows, None]
+    inverse = 1 / discount
+    positions = torch.arange(docs, device=gain.device)
+    steps = torch.cat([inverse.new_zeros(1), inverse[:-1] - inverse[1:]])  # from |i - j| to the next position
 
+    def change(rows: slice) -> Tensor:
+        if weighting == "lambdarank":
+            return (inverse[rows, None] - inverse).abs()
+        ndcg2 = steps[(positions[rows, None] - positions).abs()]
+        return ndcg2 if weighting == "ndcg2" else mu * ndcg2 + (inverse[rows, None] - inverse).abs()
 
-def _discount_steps(docs: int, discount: Tensor) -> Tensor:
-    """``(1, docs, docs)``: how much the inverse discount falls from position \\|i - j\\| to the next; 0 for i = j."""
-    inverse = 1 / discount[0]
-    step = torch.cat([inverse.new_zeros(1), inverse[:-1] - inverse[1:]])
-    positions = torch.arange(docs, device=discount.device)
-    return step[(positions[:, None] - positions[None, :]).abs()][None]
+    return lambda rows: change(rows) * (gain[:, rows, None] - gain[:, None, :]).abs()
 
 
 def _custom_weights(

@@ -176,7 +176,7 @@ class ListwiseLoss(nn.Module, ABC):
     def _warn_if_truncated(self, batches: MiniBatches) -> None:
         if self._warned_truncated:
             return
-        pairs, longest = len(batches.order), unwrap(self.model).max_seq_length
+        pairs, longest = len(batches.order), getattr(unwrap(self.model), "max_seq_length", None)
         alike = truncated_alike(batches, longest)
         if alike > TRUNCATED_ALIKE * pairs:
             self._warned_truncated = True
