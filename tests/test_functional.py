@@ -88,7 +88,7 @@ def test_pairs_taken_a_few_at_a_time_change_nothing(case: Case, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["adr_mse", "approx_ndcg", "approx_mrr", "rank_net", "lambda_loss"])
 def test_a_long_list_held_all_pairs_of_documents_at_once(name: str) -> None:
-    """Several tensors of docs x docs: 20,000 documents took 1.6 GB each. No tensor that is kept grows like that now."""
+    """Several tensors of docs x docs: 1.6 GB each for 20,000 documents. What is kept no longer grows like that."""
     docs = 3000
     scores, labels = torch.randn(1, docs, requires_grad=True), torch.randint(0, 3, (1, docs)).float()
     kept: list[int] = []
