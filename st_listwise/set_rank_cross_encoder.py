@@ -87,12 +87,14 @@ class SetRankCrossEncoder(CrossEncoder):
             cross-encoder as well), from which ``transformer → pooling → SetRank → Dense`` is built.
         features: Numeric documents instead of text: ``FeatureVectors → SetRank → Dense``.
         set_rank: Shape of the set layers, for a model that is built. None: ``SetRankConfig()``.
-        pooling: How token vectors become the vector of a pair: "cls", "mean", or another mode of ``Pooling``.
+        pooling: How token vectors become the vector of a pair, for a model that is built: "cls", "mean" or another
+            mode of ``Pooling``. None: "mean".
         options: Those of :class:`~sentence_transformers.cross_encoder.CrossEncoder`; ``activation_fn`` is the
             identity unless it is given.
 
     Raises:
-        ValueError: there is neither a name nor features nor modules, or more than one label.
+        ValueError: there is not one of a name, features and modules; more than one label; or ``set_rank`` or
+            ``pooling`` for a saved set model, which has its own.
         ImportError: the saved model needs a newer version of this package.
 
     Example:
@@ -114,18 +116,18 @@ class SetRankCrossEncoder(CrossEncoder):
         *,
         features: FeatureVectors | None = None,
         set_rank: SetRankConfig | None = None,
-        pooling: str = "mean",
+        pooling: str | None = None,
         modules: list[nn.Module] | OrderedDict[str, nn.Module] | None = None,
         **options: Any,
     ) -> None:
         if options.get("num_labels") not in (None, 1):
             raise ValueError(f"num_labels={options['num_labels']}: a SetRankCrossEncoder gives one score a document.")
-        self._set_config = set_rank or SetRankConfig()
+        if sum(source is not None for source in (model_name_or_path, features, modules)) != 1:
+            raise ValueError("Give one of model_name_or_path, features=FeatureVectors.fit(...), and modules.")
+        self._set_rank = set_rank
         self._pooling = pooling
         if features is not None:
             modules = [features, *self._set_modules(features.dim)]
-        if model_name_or_path is None and modules is None:
-            raise ValueError("Give model_name_or_path, features=FeatureVectors.fit(...), or modules.")
         super().__init__(model_name_or_path, modules=modules, **options)
         if self._set_index() is None:
             raise ValueError("There is no SetRank among the modules; a CrossEncoder takes models without.")
@@ -272,7 +274,8 @@ class SetRankCrossEncoder(CrossEncoder):
             parts.append(self.encode_pairs(batch_to_device(features, device)))
         rows = torch.from_numpy(np.argsort(order)).to(device)
         encoded = {key: torch.cat([part[key] for part in parts])[rows] for key in parts[0]}
-        scores = self._score_in_parts(encoded, [len(documents) for documents in inputs]).float()
+        scores = self._score_in_parts(encoded, [len(documents) for documents in inputs])
+        scores = scores if scores.dtype == torch.float64 else scores.float()
         return scores if activation_fn is None else activation_fn(scores)
 
     def _score_in_parts(self, encoded: dict[str, Tensor], sizes: list[int]) -> Tensor:
@@ -335,7 +338,7 @@ class SetRankCrossEncoder(CrossEncoder):
         return next((index for index, module in enumerate(self) if isinstance(module, SetRank)), None)
 
     def _set_modules(self, input_dim: int) -> list[Module]:
-        set_rank = SetRank(input_dim, self._set_config)
+        set_rank = SetRank(input_dim, self._set_rank)
         scores = Dense(
             set_rank.width,
             1,
@@ -375,13 +378,18 @@ class SetRankCrossEncoder(CrossEncoder):
             backend=self.backend,
         )
         dim = transformer.get_embedding_dimension()
-        return [transformer, Pooling(dim, pooling_mode=self._pooling), *self._set_modules(dim)], {}
+        return [transformer, Pooling(dim, pooling_mode=self._pooling or "mean"), *self._set_modules(dim)], {}
 
     def _load_config_modules(self, model_name_or_path: str, *args: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Saved set models as they are; a saved pointwise model gives its encoder."""
         given = self.activation_fn
         modules, module_kwargs = super()._load_config_modules(model_name_or_path, *args, **options)
         if any(isinstance(module, SetRank) for module in dict(modules).values()):  # type: ignore[arg-type]
+            if self._set_rank is not None or self._pooling is not None:
+                raise ValueError(
+                    f"{model_name_or_path} is a saved set model with layers of its own: leave out set_rank and pooling,"
+                    " or build a new model from an encoder."
+                )
             return modules, module_kwargs
         self.activation_fn = given  # not that of the pointwise model, often a sigmoid
         return self._load_default_modules(model_name_or_path, *args, **options)

@@ -42,12 +42,12 @@ def test_scores_do_not_depend_on_the_batch_size_or_on_other_queries(shape: dict[
     assert together.shape == (len(PAIRS),)
     for batch_size in (1, 2, 3, 100):
         torch.testing.assert_close(
-            model.predict(PAIRS, batch_size=batch_size, convert_to_tensor=True), together, rtol=1e-5, atol=1e-5
+            model.predict(PAIRS, batch_size=batch_size, convert_to_tensor=True), together, rtol=1e-9, atol=1e-9
         )
     start = 0
     for size in SIZES:
         alone = model.predict(PAIRS[start : start + size], convert_to_tensor=True)
-        torch.testing.assert_close(alone, together[start : start + size], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(alone, together[start : start + size], rtol=1e-9, atol=1e-9)
         start += size
 
 
@@ -205,12 +205,21 @@ def test_a_trained_pointwise_model_gives_its_encoder(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_built_is_refused() -> None:
-    with pytest.raises(ValueError, match="Give model_name_or_path, features"):
+    with pytest.raises(ValueError, match="Give one of model_name_or_path, features"):
         SetRankCrossEncoder()
+    with pytest.raises(ValueError, match="Give one of model_name_or_path, features"):
+        SetRankCrossEncoder("x", features=FeatureVectors(3))
     with pytest.raises(ValueError, match="num_labels=3"):
         SetRankCrossEncoder("x", num_labels=3)
     with pytest.raises(ValueError, match="no SetRank among the modules"):
         SetRankCrossEncoder(modules=list(tiny_set())[:2])
+
+
+@pytest.mark.parametrize("options", [{"set_rank": SetRankConfig(layers=4)}, {"pooling": "cls"}], ids=str)
+def test_a_shape_for_a_saved_model_is_not_silently_ignored(tmp_path: Path, options: dict[str, Any]) -> None:
+    tiny_set().save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match="leave out set_rank and pooling"):
+        SetRankCrossEncoder(str(tmp_path), **options)
 
 
 def test_no_parameter_waits_for_a_gradient_that_never_comes() -> None:

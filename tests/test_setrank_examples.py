@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import tiny_bert, tiny_set
+from tiny_models import tiny_bert
 
 from st_listwise import SetRankCrossEncoder
 
@@ -115,7 +115,7 @@ ROWS = [
 def test_a_text_model_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     encoder = tmp_path / "encoder"
-    tiny_set().save_pretrained(str(encoder))
+    tiny_bert().save_pretrained(str(encoder))
     status = run_text(tmp_path, f"--model {encoder} --heads 4 --layers 1 --ordinal relative --longest_list 5")
     assert status == 0
     out = tmp_path / "out"
@@ -149,7 +149,7 @@ def test_texts_are_compared_in_one_stage_and_in_two(tmp_path: Path, capsys: pyte
 
 def test_freezing_and_the_head_learning_rate_reach_the_right_parameters(tmp_path: Path) -> None:
     encoder = tmp_path / "encoder"
-    tiny_set().save_pretrained(str(encoder))
+    tiny_bert().save_pretrained(str(encoder))
     script = train_text.SetRankArguments(model=str(encoder), freeze_encoder=True, head_learning_rate=1e-2)
     model = script.build_model()
     trained = {name for name, part in model.named_parameters() if part.requires_grad}

@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--head_learning_rate", type=float, default=None, help="of everything on top of the encoder")
     parser.add_argument("--layers", type=int, default=SetRankConfig.layers)
     parser.add_argument("--dropout", type=float, default=SetRankConfig.dropout)
-    parser.add_argument("--pooling", default="mean")
+    parser.add_argument("--pooling", default=None, help="of the set models; default: mean")
     parser.add_argument("--max_length", type=int, default=None)
     parser.add_argument("--output_dir", type=Path, default=Path("output/compare_text"))
     args = parser.parse_args(argv)

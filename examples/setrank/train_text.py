@@ -36,7 +36,7 @@ class SetRankArguments(ScriptArguments):
     set_dropout: float = field(default=SetRankConfig.dropout, metadata={"help": "in the set layers"})
     ordinal: str = field(default="none", metadata={"help": "the given order as a ranking: none, absolute or relative"})
     longest_list: int = field(default=1000, metadata={"help": "rows of the table of ordinal embeddings"})
-    pooling: str = field(default="mean", metadata={"help": "token vectors to a pair's vector: cls, mean, ..."})
+    pooling: str | None = field(default=None, metadata={"help": "token vectors to a pair's: cls, mean (default), ..."})
     head_learning_rate: float | None = field(
         default=None, metadata={"help": "of the set layers and the scores; default: the common one"}
     )
@@ -56,7 +56,11 @@ class SetRankArguments(ScriptArguments):
         length: dict[str, Any] = {} if self.max_length is None else {"max_length": self.max_length}
         try:
             model = SetRankCrossEncoder(
-                name, set_rank=config, pooling=self.pooling, local_files_only=self.model == "demo", **length
+                name,
+                set_rank=None if config == SetRankConfig() else config,  # a saved set model has a shape of its own
+                pooling=self.pooling,
+                local_files_only=self.model == "demo",
+                **length,
             )
         except OSError as error:
             raise ValueError(
