@@ -16,6 +16,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from st_listwise import functional, losses, modules
+from st_listwise.data_collator import ListwiseDataCollator
 from st_listwise.losses import (
     ADRMSELoss,
     ApproxMRRLoss,
@@ -42,6 +43,7 @@ __all__ = [
     "LambdaLoss",
     "ListMLELoss",
     "ListNetLoss",
+    "ListwiseDataCollator",
     "ListwiseLoss",
     "PListMLELoss",
     "RankNetLoss",

@@ -387,8 +387,8 @@ class SetRankCrossEncoder(CrossEncoder):
         if any(isinstance(module, SetRank) for module in dict(modules).values()):  # type: ignore[arg-type]
             if self._set_rank is not None or self._pooling is not None:
                 raise ValueError(
-                    f"{model_name_or_path} is a saved set model with layers of its own: leave out set_rank and pooling,"
-                    " or build a new model from an encoder."
+                    f"{model_name_or_path} is a saved set model with layers of its own: leave out set_rank and "
+                    "pooling, or build a new model from an encoder."
                 )
             return modules, module_kwargs
         self.activation_fn = given  # not that of the pointwise model, often a sigmoid

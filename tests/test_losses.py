@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -192,6 +193,14 @@ def test_a_loss_cites_its_paper(name: str) -> None:
     citation = getattr(st_listwise, name)(tiny_bert()).citation
     assert citation.strip().startswith("@")
     assert citation.count("{") == citation.count("}")
+
+
+def test_a_pair_longer_than_the_token_budget_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    loss = st_listwise.ListMLELoss(tiny_bert(), mini_batch_tokens=10)
+    with caplog.at_level("WARNING"):
+        step(loss)
+        step(loss)
+    assert len(re.findall(r"A pair of \d+ tokens is longer than mini_batch_tokens=10", caplog.text)) == 1
 
 
 def test_documents_that_are_cut_to_the_same_tokens_are_told_once(caplog: pytest.LogCaptureFixture) -> None:

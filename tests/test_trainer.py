@@ -73,6 +73,43 @@ def test_a_decoder_trains_with_recompute_and_gradient_checkpointing(tmp_path: Pa
     assert logged[-1] < logged[0]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_workers_make_ready_train_the_same_weights(tmp_path: Path, workers: int) -> None:
+    models = [tiny_bert(), tiny_bert()]
+    losses = [st_listwise.ListMLELoss(model, mini_batch_size=3) for model in models]
+    rows = Dataset.from_dict({**ROWS, "weight": [1.0, 0.5, 2.0, 1.0]})
+    prompt = {"prompts": "rank: "}
+    plain = CrossEncoderTrainer(models[0], arguments(tmp_path, **prompt), rows, loss=losses[0])
+    collator = st_listwise.ListwiseDataCollator(losses[1], prompts="rank: ")
+    ready = CrossEncoderTrainer(
+        models[1],
+        arguments(tmp_path, dataloader_num_workers=workers, **prompt),
+        rows,
+        loss=losses[1],
+        data_collator=collator,
+    )
+    plain.train()
+    ready.train()
+    assert losses_logged(ready) == losses_logged(plain)
+    for ours, theirs in zip(models[1].parameters(), models[0].parameters()):
+        assert torch.equal(ours, theirs)
+
+
+def test_workers_know_the_loss_of_each_data_set_and_name_what_is_wrong(tmp_path: Path) -> None:
+    model = tiny_bert()
+    losses = {"a": st_listwise.ListMLELoss(model), "b": st_listwise.ADRMSELoss(model, mini_batch_size=1)}
+    collator = st_listwise.ListwiseDataCollator(losses)
+    rows = [dict(zip(ROWS, row)) for row in zip(*ROWS.values())]
+    sizes = [
+        len(collator([{"dataset_name": name, **row} for row in rows])["ready"].mini_batches.features) for name in "ab"
+    ]
+    assert sizes == [1, len(PAIRS)]
+    with pytest.raises(ValueError, match="documents of query 1 is an empty list"):
+        collator([{"dataset_name": "a", **rows[0]}, {"dataset_name": "a", "query": "q", "docs": [], "labels": []}])
+    with pytest.raises(ValueError, match="takes losses of st_listwise, got Linear"):
+        st_listwise.ListwiseDataCollator(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
 def test_a_dictionary_of_losses_for_several_data_sets(tmp_path: Path) -> None:
     model = tiny_bert()
     dataset = DatasetDict({"graded": Dataset.from_dict(ROWS), "teacher": Dataset.from_dict(ROWS)})

@@ -34,7 +34,7 @@ from sentence_transformers.cross_encoder.evaluation import (
 from sources import load_model, load_rows
 from transformers import HfArgumentParser, set_seed
 
-from st_listwise import ListwiseLoss, losses
+from st_listwise import ListwiseDataCollator, ListwiseLoss, losses
 
 logger = logging.getLogger("train_listwise")
 BF16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
@@ -274,7 +274,10 @@ def build_trainer(
     if args.metric_for_best_model in (None, "loss", "eval_loss"):  # what the arguments class fills in
         args.metric_for_best_model = f"eval_{metric}"
         args.greater_is_better = True
-    return CrossEncoderTrainer(model=model, args=args, train_dataset=train, loss=loss, evaluator=guide)
+    in_workers = ListwiseDataCollator(loss, prompts=args.prompts) if args.dataloader_num_workers else None
+    return CrossEncoderTrainer(
+        model=model, args=args, train_dataset=train, loss=loss, evaluator=guide, data_collator=in_workers
+    )
 
 
 def describe_run(script: ScriptArguments) -> str:

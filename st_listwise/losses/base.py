@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +31,24 @@ class ScoringOptions(TypedDict, total=False):
 
     mini_batch_tokens: int | None
     recompute: bool
+
+
+@dataclass
+class ReadyBatch:
+    """A checked batch whose pairs are preprocessed and cut into mini-batches."""
+
+    sizes: list[int]
+    labels: Tensor  #: flat, one for each pair
+    weights: Tensor | None  #: one for each query
+    mini_batches: MiniBatches
+
+    def pin_memory(self) -> ReadyBatch:
+        """Called by the data loader with ``pin_memory=True``: tokens then move to a GPU without waiting."""
+        pinned = [
+            {name: value.pin_memory() if isinstance(value, Tensor) else value for name, value in features.items()}
+            for features in self.mini_batches.features
+        ]
+        return replace(self, mini_batches=self.mini_batches._replace(features=pinned))
 
 
 class ListwiseLoss(nn.Module, ABC):
@@ -85,6 +104,7 @@ class ListwiseLoss(nn.Module, ABC):
         self._announced = False
         self._warned_saturated = False
         self._warned_truncated = False
+        self._warned_long = False
 
     @abstractmethod
     def list_loss(self, scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
@@ -127,18 +147,11 @@ class ListwiseLoss(nn.Module, ABC):
     def _forward(
         self, inputs: Sequence[Sequence[Any]], labels: Sequence[Tensor] | None, prompt: str | None, task: str | None
     ) -> Tensor:
-        batch = check_batch(inputs, labels, type(self).__name__)
-        batches = cut_pairs(
-            self.model,
-            batch.pairs,
-            mini_batch_size=self.mini_batch_size,
-            mini_batch_tokens=self.mini_batch_tokens,
-            prompt=prompt,
-            task=task,
-        )
-        self._announce(len(batch.sizes), len(batch.pairs), len(batches.features))
-        self._warn_if_truncated(batches)
-        scores = score_mini_batches(self.model, batches, batch.sizes, recompute=self.recompute)
+        first = inputs[0] if len(inputs) else None
+        batch = first if isinstance(first, ReadyBatch) else self.prepare(inputs, labels, prompt, task)
+        self._announce(batch)
+        self._warn_if_truncated(batch.mini_batches)
+        scores = score_mini_batches(self.model, batch.mini_batches, batch.sizes, recompute=self.recompute)
         scores = scores if scores.dtype == torch.float64 else scores.float()
         self._warn_if_saturated(scores.detach())
         scores = pad_lists(self.activation_fn(scores), batch.sizes)
@@ -147,6 +160,32 @@ class ListwiseLoss(nn.Module, ABC):
         if batch.weights is not None:
             per_list = per_list * batch.weights.to(per_list)
         return per_list.mean()
+
+    def prepare(
+        self,
+        inputs: Sequence[Sequence[Any]],
+        labels: Sequence[Tensor] | None,
+        prompt: str | None = None,
+        task: str | None = None,
+    ) -> ReadyBatch:
+        """Check, preprocess and cut a batch; what is returned can be passed as the only input of the loss.
+
+        Args:
+            inputs: As in :meth:`forward`, and so are the others.
+
+        Raises:
+            ValueError: bad input, with the query and the document.
+        """
+        batch = check_batch(inputs, labels, type(self).__name__)
+        mini_batches = cut_pairs(
+            self.model,
+            batch.pairs,
+            mini_batch_size=self.mini_batch_size,
+            mini_batch_tokens=self.mini_batch_tokens,
+            prompt=prompt,
+            task=task,
+        )
+        return ReadyBatch(batch.sizes, batch.labels, batch.weights, mini_batches)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-able: ``type(loss)(model, **loss.get_config_dict())`` is an equal loss."""
@@ -166,11 +205,20 @@ class ListwiseLoss(nn.Module, ABC):
         """ValueError for options that the list loss does not take: at construction, not at the first step."""
         self.list_loss(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool))
 
-    def _announce(self, queries: int, pairs: int, forwards: int) -> None:
+    def _announce(self, batch: ReadyBatch) -> None:
         if not self._announced:
             self._announced = True
+            queries, pairs, forwards = len(batch.sizes), sum(batch.sizes), len(batch.mini_batches.features)
             logger.info(
                 f"{type(self).__name__}: a batch of {queries} queries = {pairs} pairs = {forwards} forward passes."
+            )
+        longest = batch.mini_batches.features[0].get("attention_mask")
+        tokens = longest.shape[-1] if isinstance(longest, Tensor) else 0
+        if self.mini_batch_tokens is not None and tokens > self.mini_batch_tokens and not self._warned_long:
+            self._warned_long = True
+            logger.warning(
+                f"A pair of {tokens} tokens is longer than mini_batch_tokens={self.mini_batch_tokens}: it is scored "
+                "alone, and takes the memory of its length."
             )
 
     def _warn_if_truncated(self, batches: MiniBatches) -> None:

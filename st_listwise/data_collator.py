@@ -1,0 +1,51 @@
+"""ListwiseDataCollator: checks, tokenises and cuts batches in the workers of the data loader, not in the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
+
+from st_listwise.losses.base import ListwiseLoss
+
+#: What the trainer takes out of a batch by itself.
+APART = ("dataset_name", "label", "prompt", "task")
+
+
+class ListwiseDataCollator(CrossEncoderDataCollator):
+    """Hands the loss batches that are ready to be scored, so that a GPU does not wait for the tokenizer.
+
+    Pass it to the trainer and set ``dataloader_num_workers`` above 0; with ``dataloader_pin_memory`` tokens come in
+    pinned memory. Values and gradients are those without it.
+
+    Args:
+        loss: The loss that is given to the trainer, whose mini-batch options are followed; or, as there, a dictionary
+            from the names of data sets to losses.
+        options: Those of :class:`~sentence_transformers.cross_encoder.data_collator.CrossEncoderDataCollator`, such as
+            ``prompts``.
+
+    Raises:
+        ValueError: a loss that is not of this package; bad input, as the loss would raise it.
+
+    Example:
+        ::
+
+            loss = ListMLELoss(model)
+            args = CrossEncoderTrainingArguments(..., dataloader_num_workers=2)
+            CrossEncoderTrainer(model, args, train_dataset, loss=loss, data_collator=ListwiseDataCollator(loss))
+    """
+
+    def __init__(self, loss: ListwiseLoss | dict[str, ListwiseLoss], **options: Any) -> None:
+        losses = loss if isinstance(loss, dict) else {"": loss}
+        for part in losses.values():
+            if not isinstance(part, ListwiseLoss):
+                raise ValueError(f"ListwiseDataCollator takes losses of st_listwise, got {type(part).__name__}.")
+        super().__init__(preprocess_fn=next(iter(losses.values())).model.preprocess, **options)
+        self.loss = loss
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = super().__call__(features)
+        loss = self.loss[batch["dataset_name"]] if isinstance(self.loss, dict) else self.loss
+        columns: Any = [column for name, column in batch.items() if name not in APART]
+        ready = loss.prepare(columns, batch.get("label"), batch.get("prompt"), batch.get("task"))
+        return {name: batch[name] for name in APART if name in batch} | {"ready": ready}
