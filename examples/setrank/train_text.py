@@ -38,7 +38,8 @@ class SetRankArguments(ScriptArguments):
     longest_list: int = field(default=1000, metadata={"help": "rows of the table of ordinal embeddings"})
     pooling: str | None = field(default=None, metadata={"help": "token vectors to a pair's: cls, mean (default), ..."})
     head_learning_rate: float | None = field(
-        default=None, metadata={"help": "of the set layers and the scores; default: the common one"}
+        default=5e-4,
+        metadata={"help": "peak learning rate of the set layers and the scores, which start from nothing"},
     )
     freeze_encoder: bool = field(default=False, metadata={"help": "train the set layers and the scores alone"})
 
