@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from datasets import Dataset, Features, Value
+from hypothesis import given
+from hypothesis import strategies as st
 
-from st_listwise.data import read_letor
+from st_listwise.data import group_by_query, read_letor
 
 FILE = """\
 # a comment of its own
@@ -76,3 +80,40 @@ def test_a_file_that_is_not_there_or_cut_short_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(FILE.encode() * 50)[:60])
     with pytest.raises(ValueError, match=r"cut\.txt\.gz cannot be read"):
         read_letor(tmp_path / "cut.txt.gz")
+
+
+# Flat rows
+
+ROWS = st.lists(
+    st.tuples(st.sampled_from([*"abcd", None]), st.sampled_from(["x", "y", None]), st.sampled_from([0, 1, 2, None])),
+    max_size=30,
+)
+
+
+@given(rows=ROWS, keep_all=st.booleans())
+def test_flat_rows_become_lists_as_a_dictionary_would_collect_them(rows: list[Any], keep_all: bool) -> None:
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(("query", "doc", "label"))}
+    features = Features({"query": Value("string"), "doc": Value("string"), "label": Value("int64")})
+    grouped = group_by_query(Dataset.from_dict(columns, features=features), keep_all=keep_all)
+    expected: dict[str, list[tuple[str, float]]] = {}
+    for query, doc, label in rows:
+        if None not in (query, doc, label):
+            expected.setdefault(query, []).append((doc, float(label)))
+    kept = {q: pairs for q, pairs in expected.items() if keep_all or len({label for _, label in pairs}) > 1}
+    assert list(grouped["query"]) == list(kept)
+    assert list(grouped["docs"]) == [[doc for doc, _ in pairs] for pairs in kept.values()]
+    assert list(grouped["labels"]) == [[label for _, label in pairs] for pairs in kept.values()]
+
+
+def test_selected_rows_alone_are_grouped_and_columns_may_have_other_names() -> None:
+    rows = Dataset.from_dict({"qid": [7, 7, 7, 8], "text": ["a", "b", "c", "d"], "grade": ["1", "0", "2", "0"]})
+    grouped = group_by_query(rows.select([2, 1]), "qid", "text", "grade")
+    assert grouped[:] == {"query": [7], "docs": [["c", "b"]], "labels": [[2.0, 0.0]]}
+
+
+def test_rows_that_cannot_be_grouped_are_refused() -> None:
+    rows = Dataset.from_dict({"query": ["a"], "doc": ["b"], "label": ["much"]})
+    with pytest.raises(ValueError, match="no column passage; the rows have query, doc, label"):
+        group_by_query(rows, doc="passage")
+    with pytest.raises(ValueError, match="label does not hold numbers"):
+        group_by_query(rows)

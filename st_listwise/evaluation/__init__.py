@@ -1,0 +1,8 @@
+"""Graded evaluation of rerankers on ir-measures, and paired comparison over queries."""
+
+from __future__ import annotations
+
+from st_listwise.evaluation.comparison import Comparison, compare
+from st_listwise.evaluation.graded import GradedRerankingEvaluator
+
+__all__ = ["Comparison", "GradedRerankingEvaluator", "compare"]

@@ -1,0 +1,140 @@
+"""The graded evaluator against arithmetic by hand, and the paired comparison against its formulas."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from scipy import stats
+from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+from tiny_models import tiny_bert, tiny_set
+
+from st_listwise import ListMLELoss
+from st_listwise.evaluation import GradedRerankingEvaluator, compare
+
+LISTS: list[dict[str, Any]] = [
+    {"query": "q", "docs": ["a", "b", "c"], "labels": [0, 2, 1]},
+    {"query": "r", "docs": ["d", "e"], "labels": [1, 0], "missed": [3]},
+]
+SCORES = [np.array([3.0, 2.0, 1.0]), np.array([1.0, 2.0])]  # orders a b c, and e d
+
+
+def log2(position: int) -> float:
+    return math.log2(1 + position)
+
+
+def test_measures_are_those_of_arithmetic_and_missed_documents_count() -> None:
+    evaluator = GradedRerankingEvaluator(LISTS, ["nDCG@10", "RR@10", "AP(rel=1)", "R@10"])
+    values = evaluator.measure(SCORES)
+    first = (2 / log2(2) + 1 / log2(3)) / (2 / log2(1) + 1 / log2(2))
+    second = (1 / log2(2)) / (3 / log2(1) + 1 / log2(2))  # the missed document of grade 3 would stand first
+    np.testing.assert_allclose(values["nDCG@10"], [first, second], atol=1e-6)
+    np.testing.assert_allclose(values["RR@10"], [1 / 2, 1 / 2], atol=1e-6)
+    np.testing.assert_allclose(values["AP(rel=1)"], [(1 / 2 + 2 / 3) / 2, (1 / 2) / 2], atol=1e-6)
+    np.testing.assert_allclose(values["R@10"], [1, 1 / 2], atol=1e-6)
+
+
+def test_a_model_that_scores_all_alike_is_worth_a_random_order() -> None:
+    """sentence-transformers' evaluator gives such a model the order of the data, or its reverse."""
+    lists = [{"query": str(i), "docs": list("abcde"), "labels": [1, 0, 0, 0, 0]} for i in range(2000)]
+    evaluator = GradedRerankingEvaluator(lists, "RR")
+    values = evaluator.measure([np.zeros(5)] * 2000)["RR"]
+    expected = np.mean([1 / rank for rank in range(1, 6)])
+    assert np.mean(values) == pytest.approx(expected, abs=5 * np.std(values) / math.sqrt(2000))
+    assert values == evaluator.measure([np.zeros(5)] * 2000)["RR"]
+
+
+@pytest.mark.parametrize("build", [tiny_bert, tiny_set])
+def test_a_model_is_measured_with_its_own_scores_and_each_query_is_written(tmp_path: Path, build: Any) -> None:
+    same_query = [*LISTS, {"query": "r", "docs": ["f", "g", "h"], "labels": [0, 0, 1]}]
+    model: CrossEncoder = build()
+    evaluator = GradedRerankingEvaluator(same_query, ["nDCG@10", "RR"], name="dev")
+    metrics = evaluator(model, str(tmp_path), epoch=1, steps=7)
+    scores = [model.predict([(row["query"], doc) for doc in row["docs"]]) for row in same_query]
+    expected = evaluator.measure(scores)
+    assert metrics == pytest.approx({f"dev_{name}": np.mean(values) for name, values in expected.items()}, abs=1e-9)
+    assert evaluator.primary_metric == "dev_nDCG@10"
+    with (tmp_path / "graded_reranking_dev_epoch1_step7.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["query"] for row in rows] == ["q", "r", "r"]
+    np.testing.assert_allclose([float(row["RR"]) for row in rows], expected["RR"])
+
+
+def test_the_best_model_is_chosen_by_its_key(tmp_path: Path) -> None:
+    model = tiny_bert()
+    rows = Dataset.from_list([{key: row[key] for key in ("query", "docs", "labels")} for row in LISTS])
+    args = CrossEncoderTrainingArguments(
+        str(tmp_path),
+        num_train_epochs=3,
+        learning_rate=1e-2,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_dev_nDCG@10",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    evaluator = GradedRerankingEvaluator(LISTS, name="dev", write_csv=False)
+    trainer = CrossEncoderTrainer(model, args, rows, loss=ListMLELoss(model), evaluator=evaluator)
+    trainer.train()
+    logged = [entry["eval_dev_nDCG@10"] for entry in trainer.state.log_history if "eval_dev_nDCG@10" in entry]
+    assert len(logged) == 3
+    assert trainer.state.best_metric == max(logged)
+
+
+def test_queries_without_a_relevant_document_are_left_out() -> None:
+    nothing = {"query": "s", "docs": ["x", "y"], "labels": [0, 0]}
+    assert len(GradedRerankingEvaluator([*LISTS, nothing]).rows) == 2
+    one_document = {"query": "s", "docs": ["x"], "labels": [1]}
+    assert GradedRerankingEvaluator([one_document]).measure([np.array([0.3])]) == {"nDCG@10": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("row", "measure", "message"),
+    [
+        ({"docs": [], "labels": []}, "nDCG", "documents of query 0 is an empty list"),
+        ({"docs": ["a", "b"], "labels": [1]}, "nDCG", "labels of query 0: 1 labels for 2 documents"),
+        ({"docs": ["a", "b"], "labels": [1, 0.5]}, "nDCG", "labels of query 0, document 1 is 0.5"),
+        ({"docs": ["a", "b"], "labels": [-1, 1]}, "nDCG", "labels of query 0, document 0 is -1"),
+        ({"docs": ["a", "b"], "labels": [1, math.nan]}, "nDCG", "labels of query 0, document 1 is nan"),
+        ({"docs": ["a", "b"], "labels": [0, 0]}, "nDCG", "of 1 lists none has a relevant document"),
+        ({"docs": ["a", "b"], "labels": [1, 0]}, "nDGC@10", "'nDGC@10' is not known to ir-measures"),
+    ],
+)
+def test_bad_lists_and_measures_are_named(row: dict[str, Any], measure: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GradedRerankingEvaluator([{"query": "q", **row}], measure)
+
+
+def test_a_score_that_is_not_finite_is_named() -> None:
+    with pytest.raises(ValueError, match="score of query 1, document 0 is nan"):
+        GradedRerankingEvaluator(LISTS).measure([SCORES[0], np.array([math.nan, 1.0])])
+
+
+# Comparison
+
+
+def test_a_comparison_is_the_paired_t_test_with_a_bootstrap_interval() -> None:
+    generator = np.random.default_rng(0)
+    a, b = generator.normal(0.6, 0.2, 200), generator.normal(0.55, 0.2, 200)
+    found = compare(a, b)
+    d = a - b
+    t = d.mean() / (d.std(ddof=1) / math.sqrt(len(d)))
+    assert found.p_value == pytest.approx(2 * stats.t.sf(abs(t), len(d) - 1))
+    assert found.difference == pytest.approx(d.mean())
+    half = 1.96 * d.std(ddof=1) / math.sqrt(len(d))  # what the bootstrap comes to for a mean of many
+    assert found.low == pytest.approx(d.mean() - half, abs=0.1 * half)
+    assert found.high == pytest.approx(d.mean() + half, abs=0.1 * half)
+    assert (found.wins, found.losses) == (int((d > 0).sum()), int((d < 0).sum()))
+
+
+def test_equal_models_differ_by_nothing() -> None:
+    assert compare([0.5, 0.2], [0.5, 0.2]) == (0.0, 0.0, 0.0, 1.0, 0, 0)
+    with pytest.raises(ValueError, match=r"got \(2,\) and \(3,\)"):
+        compare([0.5, 0.2], [0.5, 0.2, 0.1])
