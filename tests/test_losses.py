@@ -59,7 +59,7 @@ BATCHING: list[dict[str, Any]] = [
 
 
 def test_the_table_names_every_loss() -> None:
-    assert set(NAMES) == set(st_listwise.losses.__all__) - {"ListwiseLoss"}
+    assert set(NAMES) == set(st_listwise.losses.__all__) - {"ListwiseLoss", "CombinedLoss"}
 
 
 def step(loss: nn.Module, inputs: Any = None, labels: Any = None, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -193,6 +193,52 @@ def test_a_loss_cites_its_paper(name: str) -> None:
     citation = getattr(st_listwise, name)(tiny_bert()).citation
     assert citation.strip().startswith("@")
     assert citation.count("{") == citation.count("}")
+
+
+# Several losses on one forward pass
+
+
+@MODELS
+def test_combined_losses_give_the_weighted_sum_of_their_gradients_from_one_forward_pass(build: Build) -> None:
+    model = build().double()
+    rank, teacher = st_listwise.ListMLELoss(model, activation_fn=nn.Tanh()), st_listwise.ADRMSELoss(model)
+    expected: dict[str, Tensor] = {}
+    for loss, weight in ((rank, 2.0), (teacher, 0.5)):
+        for name, gradient in step(loss, [QUERIES, DOCS, [0.5, 2.0, 0.0, 1.0, 3.0, 1.0]])[1].items():
+            expected[name] = expected.get(name, 0) + weight * gradient
+    combined = st_listwise.CombinedLoss({"a": (rank, 2.0), "b": (teacher, 0.5)}, mini_batch_size=-1)
+    forwards: list[int] = []
+    hook = model[0].register_forward_hook(lambda *_: forwards.append(1))
+    model.zero_grad()
+    components = combined([QUERIES, DOCS, [0.5, 2.0, 0.0, 1.0, 3.0, 1.0]], LABELS)
+    hook.remove()
+    assert len(forwards) == 1
+    sum(components.values()).backward()
+    assert list(components) == ["a", "b"]
+    for name, part in model.named_parameters():
+        if part.grad is not None:
+            key = f"model.{name}"
+            torch.testing.assert_close(part.grad, expected[key], rtol=PRECISION[build], atol=PRECISION[build])
+    plain = st_listwise.CombinedLoss({"a": (st_listwise.ListMLELoss(model), 2.0), "b": (teacher, 0.5)})
+    testing.check_list_loss(plain.list_loss)
+
+
+def test_what_cannot_be_combined_is_refused() -> None:
+    model = tiny_bert()
+    loss = st_listwise.ListMLELoss(model)
+    for parts, message in (
+        ({}, "at least one loss"),
+        ({"a": (nn.MSELoss(), 1.0)}, "'a' is MSELoss, not a loss of st_listwise"),
+        ({"a": (loss, -1.0)}, "weight of 'a' is -1.0"),
+        ({"a": (loss, math.nan)}, "weight of 'a' is nan"),
+        ({"a": (loss, 1.0), "b": (st_listwise.RankNetLoss(tiny_bert()), 1.0)}, "'b' has another model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            st_listwise.CombinedLoss(parts)  # type: ignore[arg-type]
+    config = st_listwise.CombinedLoss({"a": (loss, 0.5)}, recompute=True).get_config_dict()
+    assert config["recompute"] is True
+    assert config["losses"]["a"]["loss"] == "ListMLELoss"
+    assert json.loads(json.dumps(config)) == config
 
 
 def test_a_pair_longer_than_the_token_budget_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

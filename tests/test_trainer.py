@@ -53,7 +53,9 @@ def losses_logged(trainer: CrossEncoderTrainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-@pytest.mark.parametrize("name", [name for name in st_listwise.losses.__all__ if name != "ListwiseLoss"])
+@pytest.mark.parametrize(
+    "name", [name for name in st_listwise.losses.__all__ if name not in ("ListwiseLoss", "CombinedLoss")]
+)
 def test_every_loss_trains_and_the_model_is_stock(tmp_path: Path, name: str) -> None:
     model = tiny_bert()
     trainer = train(tmp_path, getattr(st_listwise, name)(model, mini_batch_size=3), model=model)
@@ -71,6 +73,21 @@ def test_a_decoder_trains_with_recompute_and_gradient_checkpointing(tmp_path: Pa
     loss = st_listwise.ListMLELoss(model, mini_batch_size=2, recompute=True)
     logged = losses_logged(train(tmp_path, loss, model=model))
     assert logged[-1] < logged[0]
+
+
+def test_the_trainer_logs_the_parts_of_a_combined_loss(tmp_path: Path) -> None:
+    model = tiny_bert()
+    parts = {"rank": (st_listwise.ListMLELoss(model), 1.0), "teacher": (st_listwise.ADRMSELoss(model), 0.5)}
+    trainer = train(tmp_path, st_listwise.CombinedLoss(parts, mini_batch_size=3), model=model)
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert logged[-1]["loss"] < logged[0]["loss"]
+    for entry in logged:
+        assert entry["rank"] + entry["teacher"] == pytest.approx(entry["loss"], abs=2e-3)
+    model.save_pretrained(str(tmp_path / "final"))
+    card = (tmp_path / "final" / "README.md").read_text(encoding="utf-8")
+    assert "CombinedLoss" in card
+    assert "@inproceedings{xia2008listwise" in card
+    assert "schlatt2025rankdistillm" in card
 
 
 @pytest.mark.parametrize("workers", [0, 2])

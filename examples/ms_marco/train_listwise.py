@@ -37,6 +37,8 @@ from transformers import HfArgumentParser, set_seed
 from st_listwise import ListwiseDataCollator, ListwiseLoss, losses
 
 logger = logging.getLogger("train_listwise")
+#: Losses that can be built from a name and JSON.
+SINGLE = [name for name in losses.__all__ if name not in ("ListwiseLoss", "CombinedLoss")]
 BF16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
 
@@ -57,7 +59,7 @@ class ScriptArguments:
         default=None,
         metadata={"help": "configuration of a data set on the Hub; default: v1.1 of microsoft/ms_marco"},
     )
-    loss: str = field(default="ListMLELoss", metadata={"help": "class name: " + ", ".join(losses.__all__)})
+    loss: str = field(default="ListMLELoss", metadata={"help": "class name: " + ", ".join(SINGLE)})
     loss_args: str = field(default="{}", metadata={"help": "the loss's arguments as JSON, such as '{\"alpha\": 2}'"})
     max_docs: int | None = field(default=None, metadata={"help": "most documents of a list, at least 2"})
     max_length: int | None = field(default=None, metadata={"help": "longest pair in tokens"})
@@ -162,7 +164,7 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
 
 def loss_builder(name: str, arguments: str) -> Any:
     """A function from a model to the loss; name and arguments are checked before anything is loaded."""
-    names = [loss for loss in losses.__all__ if loss != ListwiseLoss.__name__]
+    names = list(SINGLE)
     if name not in names:
         folded = {known.lower(): known for known in names}
         close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.4)

@@ -147,6 +147,16 @@ class ListwiseLoss(nn.Module, ABC):
     def _forward(
         self, inputs: Sequence[Sequence[Any]], labels: Sequence[Tensor] | None, prompt: str | None, task: str | None
     ) -> Tensor:
+        return self.mean_loss(*self.score(inputs, labels, prompt, task))
+
+    def score(
+        self,
+        inputs: Sequence[Any],
+        labels: Sequence[Tensor] | None,
+        prompt: str | None = None,
+        task: str | None = None,
+    ) -> tuple[ReadyBatch, Tensor]:
+        """A batch made ready, and ``(pairs,)`` scores of it, at least float32, before the activation."""
         first = inputs[0] if len(inputs) else None
         batch = first if isinstance(first, ReadyBatch) else self.prepare(inputs, labels, prompt, task)
         self._announce(batch)
@@ -154,6 +164,10 @@ class ListwiseLoss(nn.Module, ABC):
         scores = score_mini_batches(self.model, batch.mini_batches, batch.sizes, recompute=self.recompute)
         scores = scores if scores.dtype == torch.float64 else scores.float()
         self._warn_if_saturated(scores.detach())
+        return batch, scores
+
+    def mean_loss(self, batch: ReadyBatch, scores: Tensor) -> Tensor:
+        """Mean over lists, each times its weight, from what :meth:`score` returns."""
         scores = pad_lists(self.activation_fn(scores), batch.sizes)
         targets = pad_lists(batch.labels.to(scores.device, scores.dtype), batch.sizes)
         per_list = self.list_loss(scores, targets, length_mask(batch.sizes, scores.device))
