@@ -211,7 +211,7 @@ def shorten(lists: Dataset, max_docs: int | None, seed: int) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def made_lists(queries: int, seed: int, features: int = 16) -> list[dict[str, Any]]:
+def made_lists(queries: int, seed: int, features: int = 6) -> list[dict[str, Any]]:
     """Lists that follow the cluster hypothesis: relevant documents resemble each other, around a topic of the query.
 
     The topic is drawn anew for each query and not given, so that only the rest of the list tells where it lies. One
@@ -223,7 +223,7 @@ def made_lists(queries: int, seed: int, features: int = 16) -> list[dict[str, An
         docs = int(generator.integers(10, 40))
         labels = generator.choice(4, size=docs, p=[0.55, 0.2, 0.15, 0.1])
         topic = generator.normal(size=features)
-        vectors = labels[:, None] / 3 * topic + generator.normal(size=(docs, features))
+        vectors = 2 * labels[:, None] / 3 * topic + generator.normal(size=(docs, features))
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)  # the length must not tell
         first_stage = labels + 3 * generator.normal(size=docs)
         if len(set(labels.tolist())) > 1:
