@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from st_listwise.functional.lists import cut_padded
 from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
 
 Features = dict[str, Any]
@@ -48,12 +49,7 @@ class Limits(NamedTuple):
         >>> list(Limits(pairs=3, tokens=20).cut([9, 8, 5, 5, 4, 4]))
         [slice(0, 2, None), slice(2, 5, None), slice(5, 6, None)]
         """
-        start = 0
-        while start < len(lengths):
-            room = len(lengths) if self.tokens is None else max(self.tokens // max(lengths[start], 1), 1)
-            stop = min(start + min(room, self.pairs or room), len(lengths))
-            yield slice(start, stop)
-            start = stop
+        return cut_padded(lengths, self.tokens, self.pairs)
 
 
 class MiniBatches(NamedTuple):

@@ -19,6 +19,7 @@ from sentence_transformers.util import batch_to_device, import_from_string
 from torch import Tensor, nn
 from tqdm.autonotebook import tqdm
 
+from st_listwise.functional.lists import cut_padded
 from st_listwise.modules import FeatureVectors, SetRank, SetRankConfig
 from st_listwise.modules.set_rank import check_sizes
 
@@ -282,7 +283,9 @@ class SetRankCrossEncoder(CrossEncoder):
         """Set attention over lists of like sizes together: little padding, and memory that is bounded."""
         starts = np.cumsum([0, *sizes])
         scores = encoded["sentence_embedding"].new_empty(int(starts[-1]))
-        for lists in _alike(sizes):
+        longest_first = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+        for part_of in cut_padded([sizes[index] for index in longest_first], DOCUMENTS_AT_ONCE):
+            lists = longest_first[part_of]
             rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in lists]).to(scores.device)
             part = {key: value[rows] for key, value in encoded.items()}
             scores[rows] = self._score_lists(part, [sizes[i] for i in lists])["scores"].reshape(-1)
@@ -424,13 +427,3 @@ def _split(items: Sequence[Any], sizes: Sequence[int]) -> Iterator[Any]:
     for size in sizes:
         yield items[start : start + size]
         start += size
-
-
-def _alike(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of lists, longest first, cut so that documents and padding stay below ``DOCUMENTS_AT_ONCE``."""
-    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
-    start = 0
-    while start < len(order):
-        room = max(DOCUMENTS_AT_ONCE // sizes[order[start]], 1)
-        yield order[start : start + room]
-        start += room

@@ -26,7 +26,7 @@ def group_by_query(
         keep_all: Keep queries of one label, to evaluate on them.
 
     Returns:
-        ``query``, ``docs``, ``labels``: queries as they are met first, documents in that of the rows.
+        ``query``, ``docs``, ``labels``: queries in the order in which they are met, documents in that of the rows.
 
     Raises:
         ValueError: a column is not there, or labels are no numbers.

@@ -244,9 +244,9 @@ class _SigmoidSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(x, mask)
-        sums = torch.empty_like(x)
+        sums, keys = torch.empty_like(x), x.masked_fill(~mask, -torch.inf)
         for rows in row_chunks(x):
-            sums[:, rows] = _pair_sigmoids(x, mask, rows).sum(-1)
+            sums[:, rows] = _pair_sigmoids(keys, x[:, rows]).sum(-1)
         return sums
 
     @staticmethod
@@ -255,19 +255,18 @@ class _SigmoidSums(torch.autograd.Function):
         x, mask = ctx.saved_tensors
         grad = grad.masked_fill(~mask, 0)
         ones = torch.ones_like(grad)
-        result = torch.empty_like(x)
+        result, keys = torch.empty_like(x), x.masked_fill(~mask, -torch.inf)
         for rows in row_chunks(x):
-            slope = _pair_sigmoids(x, mask, rows)
+            slope = _pair_sigmoids(keys, x[:, rows])
             slope = slope.addcmul_(slope, slope, value=-1)  # of the sigmoid, 0 for padding
             pulled, total = (torch.matmul(slope, values[:, :, None])[..., 0] for values in (grad, ones))
             result[:, rows] = pulled - grad[:, rows] * total
         return result.masked_fill_(~mask, 0), None
 
 
-def _pair_sigmoids(x: Tensor, mask: Tensor, rows: slice) -> Tensor:
-    """``(lists, rows, docs)``: by how much each document beats each of some rows; 0 for padding."""
-    beaten_by_none = x.masked_fill(~mask, -torch.inf)
-    return (beaten_by_none[:, None, :] - x[:, rows, None]).sigmoid_()
+def _pair_sigmoids(keys: Tensor, rows: Tensor) -> Tensor:
+    """``(lists, rows, docs)``: by how much each key beats each row; 0 for keys of minus infinity, the padding."""
+    return (keys[:, None, :] - rows[:, :, None]).sigmoid_()
 
 
 def _discount(ranks: Tensor, mask: Tensor, discount: Discount) -> Tensor:

@@ -150,6 +150,25 @@ def reduce_lists(per_list: Tensor, counts: Tensor, reduction: Reduction = "mean"
     return per_list if reduction == "none" else per_list.sum() if reduction == "sum" else per_list.mean()
 
 
+def cut_padded(lengths: Sequence[int], most: int | None, count: int | None = None) -> Iterator[slice]:
+    """Cut lengths, longest first, so that no part holds more than ``most`` with its padding; one always fits.
+
+    Args:
+        lengths: In descending order.
+        most: Entries of a part times the first, longest of them. None: no limit.
+        count: Entries of a part. None: no limit.
+
+    >>> list(cut_padded([9, 8, 5, 5, 4, 4], most=20, count=3))
+    [slice(0, 2, None), slice(2, 5, None), slice(5, 6, None)]
+    """
+    start = 0
+    while start < len(lengths):
+        room = len(lengths) if most is None else max(most // max(lengths[start], 1), 1)
+        stop = min(start + min(room, count or room), len(lengths))
+        yield slice(start, stop)
+        start = stop
+
+
 def row_chunks(values: Tensor) -> Iterator[slice]:
     """Slices over the documents of ``(lists, docs)``, so that pairs of a slice and all documents stay in the cache.
 

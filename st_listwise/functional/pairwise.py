@@ -203,7 +203,8 @@ def _weigher(
     if weighting == "none":
         return lambda rows: gain.new_ones(())
     if weighting == "ndcg1":
-        return lambda rows: (gain / discount)[:, rows, None]
+        discounted = gain / discount
+        return lambda rows: discounted[:, rows, None]
     inverse = 1 / discount
     positions = torch.arange(docs, device=gain.device)
     steps = torch.cat([inverse.new_zeros(1), inverse[:-1] - inverse[1:]])  # from |i - j| to the next position

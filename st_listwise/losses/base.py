@@ -41,6 +41,7 @@ class ReadyBatch:
     labels: Tensor  #: flat, one for each pair
     weights: Tensor | None  #: one for each query
     mini_batches: MiniBatches
+    alike: int  #: pairs that are cut to the tokens of another one
 
     def pin_memory(self) -> ReadyBatch:
         """Called by the data loader with ``pin_memory=True``: tokens then move to a GPU without waiting."""
@@ -101,10 +102,7 @@ class ListwiseLoss(nn.Module, ABC):
         self.mini_batch_size = mini_batch_size
         self.mini_batch_tokens = mini_batch_tokens
         self.recompute = recompute
-        self._announced = False
-        self._warned_saturated = False
-        self._warned_truncated = False
-        self._warned_long = False
+        self._told: set[str] = set()  #: what is logged once
 
     @abstractmethod
     def list_loss(self, scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
@@ -160,7 +158,8 @@ class ListwiseLoss(nn.Module, ABC):
         first = inputs[0] if len(inputs) else None
         batch = first if isinstance(first, ReadyBatch) else self.prepare(inputs, labels, prompt, task)
         self._announce(batch)
-        self._warn_if_truncated(batch.mini_batches)
+        self._warn_if_long(batch)
+        self._warn_if_truncated(batch)
         scores = score_mini_batches(self.model, batch.mini_batches, batch.sizes, recompute=self.recompute)
         scores = scores if scores.dtype == torch.float64 else scores.float()
         self._warn_if_saturated(scores.detach())
@@ -199,7 +198,9 @@ class ListwiseLoss(nn.Module, ABC):
             prompt=prompt,
             task=task,
         )
-        return ReadyBatch(batch.sizes, batch.labels, batch.weights, mini_batches)
+        longest = getattr(unwrap(self.model), "max_seq_length", None)
+        alike = 0 if "truncated" in self._told else truncated_alike(mini_batches, longest)
+        return ReadyBatch(batch.sizes, batch.labels, batch.weights, mini_batches, alike)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-able: ``type(loss)(model, **loss.get_config_dict())`` is an equal loss."""
@@ -220,37 +221,39 @@ class ListwiseLoss(nn.Module, ABC):
         self.list_loss(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool))
 
     def _announce(self, batch: ReadyBatch) -> None:
-        if not self._announced:
-            self._announced = True
+        if "announced" not in self._told:
+            self._told.add("announced")
             queries, pairs, forwards = len(batch.sizes), sum(batch.sizes), len(batch.mini_batches.features)
             logger.info(
                 f"{type(self).__name__}: a batch of {queries} queries = {pairs} pairs = {forwards} forward passes."
             )
-        longest = batch.mini_batches.features[0].get("attention_mask")
-        tokens = longest.shape[-1] if isinstance(longest, Tensor) else 0
-        if self.mini_batch_tokens is not None and tokens > self.mini_batch_tokens and not self._warned_long:
-            self._warned_long = True
+
+    def _warn_if_long(self, batch: ReadyBatch) -> None:
+        mask = batch.mini_batches.features[0].get("attention_mask")
+        if "long" in self._told or self.mini_batch_tokens is None or not isinstance(mask, Tensor):
+            return
+        if mask.shape[-1] > self.mini_batch_tokens:
+            self._told.add("long")
             logger.warning(
-                f"A pair of {tokens} tokens is longer than mini_batch_tokens={self.mini_batch_tokens}: it is scored "
-                "alone, and takes the memory of its length."
+                f"A pair of {mask.shape[-1]} tokens is longer than mini_batch_tokens={self.mini_batch_tokens}: it is "
+                "scored alone, and takes the memory of its length."
             )
 
-    def _warn_if_truncated(self, batches: MiniBatches) -> None:
-        if self._warned_truncated:
-            return
-        pairs, longest = len(batches.order), getattr(unwrap(self.model), "max_seq_length", None)
-        alike = truncated_alike(batches, longest)
-        if alike > TRUNCATED_ALIKE * pairs:
-            self._warned_truncated = True
+    def _warn_if_truncated(self, batch: ReadyBatch) -> None:
+        pairs = sum(batch.sizes)
+        if "truncated" not in self._told and batch.alike > TRUNCATED_ALIKE * pairs:
+            self._told.add("truncated")
+            longest = unwrap(self.model).max_seq_length
             logger.warning(
-                f"{alike / pairs:.0%} of the pairs of a batch ({alike} of {pairs}) are cut to the same {longest} tokens "
-                "as another one: the model cannot tell them apart. Raise max_seq_length, or shorten what they share."
+                f"{batch.alike / pairs:.0%} of the pairs of a batch ({batch.alike} of {pairs}) are cut to the same "
+                f"{longest} tokens as another one: the model cannot tell them apart. Raise max_seq_length, or shorten "
+                "what they share."
             )
 
     def _warn_if_saturated(self, scores: Tensor) -> None:
         sigmoid = isinstance(getattr(self.model, "activation_fn", None), nn.Sigmoid)
-        if sigmoid and not self._warned_saturated and bool((scores > SATURATED).any()):
-            self._warned_saturated = True
+        if sigmoid and "saturated" not in self._told and bool((scores > SATURATED).any()):
+            self._told.add("saturated")
             logger.warning(
                 f"Scores have passed {SATURATED}, where the sigmoid that this model's predict() applies is 1 exactly: "
                 "documents will tie. Build the model with CrossEncoder(..., activation_fn=torch.nn.Identity())."

@@ -51,9 +51,8 @@ class CombinedLoss(ListwiseLoss):
     ) -> None:
         if not losses:
             raise ValueError("CombinedLoss needs at least one loss: {'name': (loss, weight)}.")
-        parts = dict(losses)
         model = None
-        for name, (loss, weight) in parts.items():
+        for name, (loss, weight) in losses.items():
             if not isinstance(loss, ListwiseLoss):
                 raise ValueError(f"CombinedLoss: {name!r} is {type(loss).__name__}, not a loss of st_listwise.")
             if not (isinstance(weight, (int, float)) and 0 <= weight < math.inf):
@@ -67,8 +66,8 @@ class CombinedLoss(ListwiseLoss):
             mini_batch_tokens=mini_batch_tokens,
             recompute=recompute,
         )
-        self.losses: Any = nn.ModuleDict({name: loss for name, (loss, _) in parts.items()})
-        self.weights = {name: float(weight) for name, (_, weight) in parts.items()}
+        self.losses: Any = nn.ModuleDict({name: loss for name, (loss, _) in losses.items()})
+        self.weights = {name: float(weight) for name, (_, weight) in losses.items()}
 
     def list_loss(self, scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
         parts = [

@@ -11,8 +11,10 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 from typing_extensions import Self
 
+from st_listwise.modules.saving import SavedModule
 
-class FeatureVectors(InputModule):
+
+class FeatureVectors(SavedModule, InputModule):
     r"""Takes (query, vector) pairs; what the query is does not matter, it only says which documents belong together.
 
     .. math:: z = (g(x) - \mu) / \sigma, \quad g(x) = \operatorname{sign}(x) \log(1 + |x|) \text{ or } x
@@ -62,11 +64,10 @@ class FeatureVectors(InputModule):
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise ValueError(f"feature {column} of document {row} is {values[row, column]}. Clean the features.")
         module = cls(values.shape[1], log1p, ranking_columns)
-        values = np.sign(values) * np.log1p(np.abs(values)) if log1p else values
-        deviation = values.std(0)
-        constant = deviation <= 1e-8 * (1 + np.abs(values.mean(0)))
-        module.mean.copy_(torch.from_numpy(values.mean(0)))
-        module.scale.copy_(torch.from_numpy(np.where(constant, 0.0, 1 / np.where(constant, 1.0, deviation))))
+        tamed = module._tame(torch.from_numpy(values))
+        mean, deviation = tamed.mean(0), tamed.std(0, correction=0)
+        module.mean.copy_(mean)
+        module.scale.copy_(torch.where(deviation <= 1e-8 * (1 + mean.abs()), 0, 1 / deviation))
         return module
 
     def preprocess(  # type: ignore[override]
@@ -89,24 +90,18 @@ class FeatureVectors(InputModule):
         raw = features["feature_vectors"]
         if self.ranking_columns:
             features["initial_scores"] = raw[:, self.ranking_columns]
-        values = torch.sign(raw) * torch.log1p(raw.abs()) if self.log1p else raw
-        features["sentence_embedding"] = ((values - self.mean.float()) * self.scale.float()).to(self.mean.dtype)
+        features["sentence_embedding"] = ((self._tame(raw) - self.mean.float()) * self.scale.float()).to(
+            self.mean.dtype
+        )
         return features
+
+    def _tame(self, raw: Tensor) -> Tensor:
+        """g, of the formula above."""
+        return torch.sign(raw) * torch.log1p(raw.abs()) if self.log1p else raw
 
     def get_embedding_dimension(self) -> int:
         """Size of the vectors that it gives."""
         return self.dim
-
-    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        self.save_config(output_path)
-        self.save_torch_weights(output_path, safe_serialization=safe_serialization)
-
-    @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:  # type: ignore[override]
-        names = ("token", "cache_folder", "revision", "local_files_only")
-        where: dict[str, Any] = {name: kwargs[name] for name in names if name in kwargs}
-        module = cls(**cls.load_config(model_name_or_path, subfolder=subfolder, **where))
-        return cls.load_torch_weights(model_name_or_path, subfolder=subfolder, model=module, **where)
 
     def _raise_width(self, inputs: Sequence[tuple[Any, Any]]) -> None:
         for row, (_, vector) in enumerate(inputs):

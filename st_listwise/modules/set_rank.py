@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from sentence_transformers.base.modules import Module
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from st_listwise.functional.lists import length_mask, pad_lists
 from st_listwise.modules.ordinal import OrdinalEmbedding, positions_from_scores
+from st_listwise.modules.saving import SavedModule
 from st_listwise.modules.set_attention import IMSAB, MSAB, Norm
 
 
@@ -74,7 +74,7 @@ class SetRankConfig:
         return cls(**{**settings, **changes})
 
 
-class SetRank(Module):
+class SetRank(SavedModule):
     """Lets the documents of each list look at each other, between an encoder of pairs and a layer that gives scores.
 
     Reads ``sentence_embedding``, ``(pairs, input_dim)``, and ``list_sizes`` from the features, writes
@@ -141,17 +141,9 @@ class SetRank(Module):
     def get_config_dict(self) -> dict[str, Any]:
         return {"input_dim": self.input_dim, **asdict(self.set_config)}
 
-    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        self.save_config(output_path)
-        self.save_torch_weights(output_path, safe_serialization=safe_serialization)
-
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:  # type: ignore[override]
-        names = ("token", "cache_folder", "revision", "local_files_only")
-        where: dict[str, Any] = {name: kwargs[name] for name in names if name in kwargs}
-        config = cls.load_config(model_name_or_path, subfolder=subfolder, **where)
-        module = cls(config.pop("input_dim"), SetRankConfig(**config))
-        return cls.load_torch_weights(model_name_or_path, subfolder=subfolder, model=module, **where)
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        return cls(config.pop("input_dim"), SetRankConfig(**config))
 
 
 def check_sizes(sizes: Sequence[int], pairs: int) -> None:
