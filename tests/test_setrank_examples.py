@@ -42,11 +42,12 @@ def test_numeric_documents_from_files(tmp_path: Path, capsys: pytest.CaptureFixt
     status = train_letor.main(
         f"""--train {train} --test {test} --num_train_epochs 8 --width 16 --layers 1 --output_dir {tmp_path}/out
         --per_device_train_batch_size 4 --learning_rate 1e-2 --ordinal absolute --ranking_features 1,3
-        --longest_list 9 --disable_tqdm true --use_cpu true""".split()
+        --longest_list 9 --disable_tqdm true --use_cpu true --hub_token hf_secret""".split()
     )
     assert status == 0
     assert "without context" in capsys.readouterr().out
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())["test nDCG@10"]
+    assert "hf_secret" not in (tmp_path / "out" / "metrics.json").read_text()
     assert results["SetRank"] > max(results["untrained"], 0.9)
     assert (tmp_path / "out" / "loss_curve_SetRank.png").stat().st_size > 5000
     model = SetRankCrossEncoder(str(tmp_path / "out" / "final"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,22 @@ def table(results: Mapping[str, Mapping[str, Metrics]]) -> str:
             lines.append(f"{order:16}" + "".join(f"{metrics[key]:8.4f}" for key in COLUMNS))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+def command_line(script: str, argv: Sequence[str] | None) -> str:
+    """The command that was run, without the token of the Hub.
+
+    Args:
+        script: Path of the script from the root of the repository.
+        argv: Its arguments. None: those of this process.
+
+    >>> command_line("train.py", ["--seed", "1", "--hub_token", "hf_secret"])
+    'python train.py --seed 1 --hub_token ...'
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    hidden = [word if not word.startswith("--hub_token=") else "--hub_token=..." for word in words]
+    shown = ["..." if index and hidden[index - 1] == "--hub_token" else word for index, word in enumerate(hidden)]
+    return shlex.join(["python", script, *shown])
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,28 @@ def load_rows(name: str, config: str | None = None, split: str = "train") -> Dat
         ) from error
 
 
-def load_model(name: str, max_length: int | None = None) -> CrossEncoder:
-    """A cross-encoder with one output whose ``predict`` gives raw scores, which a sigmoid would saturate.
+def pointwise(source: str, **options: Any) -> CrossEncoder:
+    """A cross-encoder with one output whose ``predict`` gives raw scores, which a sigmoid would saturate."""
+    return CrossEncoder(source, num_labels=1, activation_fn=torch.nn.Identity(), **options)
+
+
+def load_model(
+    name: str, max_length: int | None = None, build: Callable[..., CrossEncoder] = pointwise
+) -> CrossEncoder:
+    """A model from where the user says.
 
     Args:
         name: "demo", a local folder, or a model on the Hub.
         max_length: Longest pair in tokens. None: the model's own.
+        build: From a folder or name, and the options of ``CrossEncoder``, to the model.
+
+    Raises:
+        ValueError: there is no such model.
     """
     source = demo_model_path() if name == "demo" else name
-    options = {} if max_length is None else {"max_length": max_length}
+    options: dict[str, Any] = {} if max_length is None else {"max_length": max_length}
     try:
-        return CrossEncoder(
-            source, num_labels=1, activation_fn=torch.nn.Identity(), local_files_only=name == "demo", **options
-        )
+        return build(source, local_files_only=name == "demo", **options)
     except OSError as error:
         raise ValueError(
             f"--model {name!r} is no folder here and could not be loaded from the Hub: {str(error).splitlines()[0]} "

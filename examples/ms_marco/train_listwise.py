@@ -13,7 +13,6 @@ import difflib
 import importlib.metadata
 import json
 import logging
-import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 from datasets import Dataset
 from demo import lexical_scores
 from mapper import describe, map_dataset
-from reporting import Metrics, plot_curve, table, write_json
+from reporting import Metrics, command_line, plot_curve, table, write_json
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.cross_encoder.evaluation import (
@@ -164,12 +163,11 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
 
 def loss_builder(name: str, arguments: str) -> Any:
     """A function from a model to the loss; name and arguments are checked before anything is loaded."""
-    names = list(SINGLE)
-    if name not in names:
-        folded = {known.lower(): known for known in names}
+    if name not in SINGLE:
+        folded = {known.lower(): known for known in SINGLE}
         close = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.4)
         hint = f" Did you mean {folded[close[0]]}?" if close else ""
-        raise ValueError(f"--loss {name!r} is not known.{hint} There are {', '.join(names)}.")
+        raise ValueError(f"--loss {name!r} is not known.{hint} There are {', '.join(SINGLE)}.")
     try:
         options = json.loads(arguments)
     except json.JSONDecodeError as error:
@@ -273,13 +271,18 @@ def build_trainer(
     name = getattr(guide, "name", "")
     metric = str(guide.primary_metric)
     metric = metric if not name or metric.startswith(f"{name}_") else f"{name}_{metric}"
-    if args.metric_for_best_model in (None, "loss", "eval_loss"):  # what the arguments class fills in
-        args.metric_for_best_model = f"eval_{metric}"
-        args.greater_is_better = True
+    choose_best_by(args, metric)
     in_workers = ListwiseDataCollator(loss, prompts=args.prompts) if args.dataloader_num_workers else None
     return CrossEncoderTrainer(
         model=model, args=args, train_dataset=train, loss=loss, evaluator=guide, data_collator=in_workers
     )
+
+
+def choose_best_by(args: CrossEncoderTrainingArguments, metric: str) -> None:
+    """Choose the best model by a metric, unless the user has named another."""
+    if args.metric_for_best_model in (None, "loss", "eval_loss"):  # what the arguments class fills in
+        args.metric_for_best_model = f"eval_{metric}"
+        args.greater_is_better = True
 
 
 def describe_run(script: ScriptArguments) -> str:
@@ -296,10 +299,9 @@ def summary(
     loss: ListwiseLoss,
 ) -> dict[str, Any]:
     """Everything that is needed to know what the figures mean, and to get them again."""
-    words = sys.argv[1:] if argv is None else argv
     packages = ("st-listwise", "sentence-transformers", "transformers", "torch")
     return {
-        "command": shlex.join(["python", script.path, *_without_token(words)]),
+        "command": command_line(script.path, argv),
         "metrics": results,
         "loss": {"name": script.loss, "config": loss.get_config_dict()},
         "model": script.model,
@@ -313,11 +315,6 @@ def summary(
         "seconds": next((e["train_runtime"] for e in trainer.state.log_history if "train_runtime" in e), None),
         "versions": {package: importlib.metadata.version(package) for package in packages},
     }
-
-
-def _without_token(words: list[str]) -> list[str]:
-    hidden = [word if not word.startswith("--hub_token=") else "--hub_token=..." for word in words]
-    return ["..." if index and hidden[index - 1] == "--hub_token" else word for index, word in enumerate(hidden)]
 
 
 def push_settings(args: TrainingArguments) -> dict[str, Any] | None:

@@ -10,14 +10,13 @@ beside them, if lightgbm is installed.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from scipy.stats import ttest_rel
+from figures import Seeds, paired, spread
 from train_letor import NDCGEvaluator, ScriptArguments, TrainingArguments, build_model, shorten
 from transformers import set_seed
 
@@ -26,7 +25,7 @@ from st_listwise.data import read_letor
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
-from reporting import write_json
+from reporting import command_line, write_json
 from sentence_transformers import CrossEncoderTrainer
 
 #: name → (options of train_letor's network, whether documents see each other, most documents of a training list)
@@ -41,6 +40,18 @@ ARMS: dict[str, tuple[dict[str, Any], bool, int | None]] = {
     "MSAB, relative": ({"ordinal": "relative"}, True, None),
     "paper settings": ({"paper": True, "inducing_points": 20}, True, None),
 }
+COMPARED = [
+    ("MSAB", "without context"),
+    ("IMSAB", "without context"),
+    ("MSAB", "LambdaMART"),
+    ("IMSAB, short lists", "MSAB, short lists"),
+    ("MSAB, short lists", "without context, short lists"),
+    ("MSAB, short lists", "MSAB"),
+    ("IMSAB, short lists", "IMSAB"),
+    ("MSAB, absolute", "MSAB"),
+    ("MSAB, relative", "MSAB"),
+    ("paper settings", "MSAB"),
+]
 NOISE = {"as ranked": 0.0, "noise 5": 5.0, "noise 20": 20.0, "shuffled": 1e6}
 
 
@@ -61,16 +72,16 @@ def main(argv: list[str] | None = None) -> int:
     train = train.filter(lambda labels: len(set(labels)) > 1, input_columns="labels")
     test = read_letor(args.test, len(train[0]["docs"][0]))
     train, test = (sort_lists(lists, args.ranking_feature) for lists in (train, test))
-    per_query: dict[str, list[list[float]]] = {}
+    per_query: dict[str, Any] = {}
     for name in args.arms:
         for seed in range(args.seeds):
             for what, values in run_arm(name, train, test, seed, args).items():
                 per_query.setdefault(what, []).append(values)
         print(report({name: per_query[name]}), flush=True)
     per_query |= lambda_mart(train, test, args.seeds)
-    print("\n" + report(per_query) + "\n\n" + comparisons(per_query))
+    print("\n" + report(per_query) + "\n\n" + "\n".join(paired(per_query, COMPARED)))
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", "examples/setrank/claims.py", *(sys.argv[1:] if argv is None else argv)])
+    command = command_line("examples/setrank/claims.py", argv)
     write_json(args.output_dir / "claims.json", {"command": command, "nDCG@10 of each query": per_query})
     return 0
 
@@ -157,36 +168,9 @@ def lambda_mart(train: Dataset, test: Dataset, seeds: int) -> dict[str, list[lis
     return {"LambdaMART": results}
 
 
-def report(per_query: dict[str, list[list[float]]]) -> str:
+def report(per_query: dict[str, Seeds]) -> str:
     """Mean and standard deviation over seeds."""
-    lines = []
-    for name, seeds in per_query.items():
-        means = [np.mean(values) for values in seeds]
-        lines.append(f"{name:34}{np.mean(means):.4f} ± {np.std(means, ddof=1) if len(means) > 1 else 0:.4f}")
-    return "\n".join(lines)
-
-
-def comparisons(per_query: dict[str, list[list[float]]]) -> str:
-    """Paired t-tests over queries, each averaged over seeds."""
-    pairs = [
-        ("MSAB", "without context"),
-        ("IMSAB", "without context"),
-        ("MSAB", "LambdaMART"),
-        ("IMSAB, short lists", "MSAB, short lists"),
-        ("MSAB, short lists", "without context, short lists"),
-        ("MSAB, short lists", "MSAB"),
-        ("IMSAB, short lists", "IMSAB"),
-        ("MSAB, absolute", "MSAB"),
-        ("MSAB, relative", "MSAB"),
-        ("paper settings", "MSAB"),
-    ]
-    lines = []
-    for first, second in pairs:
-        if first in per_query and second in per_query:
-            a, b = (np.mean(per_query[name], 0) for name in (first, second))
-            p = ttest_rel(a, b).pvalue
-            lines.append(f"{first} - {second}: {np.mean(a - b):+.4f} (p = {p:.3f}, {len(a)} queries)")
-    return "\n".join(lines)
+    return "\n".join(f"{name:34}{spread(seeds)}" for name, seeds in per_query.items())
 
 
 if __name__ == "__main__":

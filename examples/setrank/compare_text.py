@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from datasets import Dataset
-from scipy.stats import ttest_rel
+from figures import ndcg, paired, spread
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
-from sklearn.metrics import average_precision_score, ndcg_score
+from sklearn.metrics import average_precision_score
 from torch import Tensor
 from tqdm.auto import tqdm
 from train_letor import WithoutContext
@@ -32,15 +31,17 @@ from train_text import SetRankArguments
 from transformers import set_seed
 
 from st_listwise import FeatureVectors, SetRankConfig, SetRankCrossEncoder
+from st_listwise.evaluation import predict_lists
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
 from mapper import map_dataset
-from reporting import write_json
+from reporting import command_line, write_json
 from sources import load_model, load_rows
 from train_listwise import loss_builder
 
 ARMS = ("pointwise", "SetRank", "without context", "SetRank, initial rank")
+COMPARED = [("SetRank", "pointwise"), ("SetRank", "without context"), ("SetRank, initial rank", "SetRank")]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -132,7 +133,7 @@ def encoded(model: Any, lists: Dataset) -> Dataset:
     return Dataset.from_dict({"query": lists["query"], "docs": np.split(vectors, cuts), "labels": lists["labels"]})
 
 
-def text_model(args: argparse.Namespace, config: SetRankConfig) -> SetRankCrossEncoder:
+def text_model(args: argparse.Namespace, config: SetRankConfig) -> CrossEncoder:
     script = SetRankArguments(
         model=args.model,
         max_length=args.max_length,
@@ -185,36 +186,27 @@ def trained(arm: str, split: Split, args: argparse.Namespace, seed: int) -> Cros
 def measured(model: CrossEncoder, lists: Dataset) -> dict[str, list[float]]:
     """nDCG@10 and average precision of each query with a relevant document and another one."""
     rows = [row for row in lists if max(row["labels"]) > 0 and min(row["labels"]) <= 0]
-    pairs = [(row["query"], doc) for row in rows for doc in row["docs"]]
-    sizes = [len(row["docs"]) for row in rows]
-    options: dict[str, Any] = {"list_sizes": sizes} if isinstance(model, SetRankCrossEncoder) else {}
-    scores = np.split(np.asarray(model.predict(pairs, show_progress_bar=False, **options)), np.cumsum(sizes)[:-1])
+    queries, docs = [row["query"] for row in rows], [row["docs"] for row in rows]
+    scores = predict_lists(model, queries, docs, show_progress_bar=False)
     labels = [np.array(row["labels"]) for row in rows]
     return {
-        "nDCG@10": [float(ndcg_score([2.0**y - 1], [s], k=10)) for y, s in zip(labels, scores)],
+        "nDCG@10": [ndcg(y, s) for y, s in zip(labels, scores)],
         "MAP": [float(average_precision_score(y > 0, s)) for y, s in zip(labels, scores)],
     }
 
 
 def save(args: argparse.Namespace, argv: list[str] | None, per_query: dict[str, Any]) -> None:
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", "examples/setrank/compare_text.py", *(sys.argv[1:] if argv is None else argv)])
+    command = command_line("examples/setrank/compare_text.py", argv)
     write_json(args.output_dir / "compare_text.json", {"command": command, "of each query": per_query})
 
 
 def report(per_query: dict[str, dict[str, list[list[float]]]]) -> str:
     """Mean and standard deviation over seeds, and paired t-tests over queries, each averaged over seeds."""
-    lines = []
+    lines: list[str] = []
     for metric, arms in per_query.items():
-        for arm, seeds in arms.items():
-            means = [np.mean(values) for values in seeds]
-            spread = np.std(means, ddof=1) if len(means) > 1 else 0.0
-            lines.append(f"{metric:10}{arm:24}{np.mean(means):.4f} ± {spread:.4f}")
-        for first, second in (("SetRank", "pointwise"), ("SetRank", "without context"), (ARMS[3], "SetRank")):
-            if first in arms and second in arms:
-                a, b = np.mean(arms[first], 0), np.mean(arms[second], 0)
-                p = ttest_rel(a, b).pvalue
-                lines.append(f"{metric:10}{first} - {second}: {np.mean(a - b):+.4f} (p = {p:.3f}, {len(a)} queries)")
+        lines += [f"{metric:10}{arm:24}{spread(seeds)}" for arm, seeds in arms.items()]
+        lines += [f"{metric:10}{line}" for line in paired(arms, COMPARED)]
     return "\n".join(lines)
 
 

@@ -9,9 +9,8 @@ Every argument of CrossEncoderTrainingArguments can be given as well. See the RE
 
 from __future__ import annotations
 
-import json
+import copy
 import logging
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,19 +20,20 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from figures import ndcg
 from sentence_transformers import CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
-from sklearn.metrics import ndcg_score
 from transformers import HfArgumentParser, set_seed
 
 from st_listwise import FeatureVectors, SetRankConfig, SetRankCrossEncoder
 from st_listwise.data import read_letor
+from st_listwise.evaluation import predict_lists
 from st_listwise.modules import SetRank
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
-from reporting import plot_curve, write_json
-from train_listwise import loss_builder
+from reporting import command_line, plot_curve, write_json
+from train_listwise import choose_best_by, loss_builder
 
 logger = logging.getLogger("train_letor")
 
@@ -110,18 +110,13 @@ class NDCGEvaluator(BaseEvaluator):
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
 
-    def scores(self, model: SetRankCrossEncoder) -> list[np.ndarray]:
-        """Scores of each list."""
-        pairs = [(query, doc) for query, docs in zip(self.queries, self.docs) for doc in docs]
-        sizes = [len(docs) for docs in self.docs]
-        flat = model.predict(pairs, list_sizes=sizes, batch_size=4096, show_progress_bar=False)
-        return np.split(np.asarray(flat), np.cumsum(sizes)[:-1])
-
     def per_query(self, scores: Sequence[np.ndarray]) -> list[float]:
         """nDCG@10 of each list."""
-        return [
-            ndcg_score([2.0 ** np.array(y) - 1], [s], k=10) if len(y) > 1 else 1.0 for y, s in zip(self.labels, scores)
-        ]
+        return [ndcg(labels, own) for labels, own in zip(self.labels, scores)]
+
+    def scores(self, model: SetRankCrossEncoder) -> list[np.ndarray]:
+        """Scores of each list."""
+        return predict_lists(model, self.queries, self.docs, batch_size=4096, show_progress_bar=False)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -131,27 +126,27 @@ def main(argv: list[str] | None = None) -> int:
     classes: Any = (ScriptArguments, TrainingArguments)
     script, args = HfArgumentParser(classes, description=__doc__).parse_args_into_dataclasses(argv)
     try:
-        run(script, args, sys.argv[1:] if argv is None else argv)
+        run(script, args, argv)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def run(script: ScriptArguments, args: TrainingArguments, argv: list[str]) -> dict[str, float]:
+def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None) -> dict[str, float]:
     build_loss = loss_builder(script.loss, script.loss_args)
     train, valid, test = prepare_data(script)
     output = Path(str(args.output_dir))
     results: dict[str, float] = {}
+    evaluator, tested = NDCGEvaluator(valid, "valid"), NDCGEvaluator(test, "test")
     for name in ["SetRank", *(["without context"] if script.compare else [])]:
         set_seed(args.seed)
         model = build_model(script, train, context=name == "SetRank")
         if name == "SetRank":
-            results["untrained"] = NDCGEvaluator(test, "test")(model)["test_ndcg@10"]
-        evaluator = NDCGEvaluator(valid, "valid")
+            results["untrained"] = tested(model)[tested.metric]
         trainer = build_trainer(model, args, train, build_loss(model), evaluator, output / name.replace(" ", "_"))
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-        results[name] = NDCGEvaluator(test, "test")(model)["test_ndcg@10"]
+        results[name] = tested(model)[tested.metric]
         title = f"{name}, {script.loss} on {Path(script.train).name}"
         plot_curve(
             output / f"loss_curve_{name.replace(' ', '_')}.png",
@@ -161,12 +156,12 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str]) -> di
         )
         if name == "SetRank":
             model.save_pretrained(str(output / "final"))
-    command = shlex.join(["python", "examples/setrank/train_letor.py", *argv])
+    command = command_line("examples/setrank/train_letor.py", argv)
     write_json(
         output / "metrics.json",
         {"command": command, "test nDCG@10": results, "seed": args.seed, "settings": asdict(script)},
     )
-    print(table(results, len(NDCGEvaluator(test, "test").queries)))
+    print(table(results, len(tested.queries)))
     print(f"\nModel, card and figures are in {output}: final/, loss_curve_*.png, metrics.json.")
     return results
 
@@ -270,9 +265,9 @@ def build_trainer(
     evaluator: NDCGEvaluator,
     output: Path,
 ) -> CrossEncoderTrainer:
-    own = TrainingArguments(**{**json.loads(args.to_json_string()), "output_dir": str(output)})
-    if own.metric_for_best_model in (None, "loss", "eval_loss"):  # what the arguments class fills in
-        own.metric_for_best_model, own.greater_is_better = f"eval_{evaluator.primary_metric}", True
+    own = copy.copy(args)
+    own.output_dir = str(output)
+    choose_best_by(own, evaluator.metric)
     return CrossEncoderTrainer(model=model, args=own, train_dataset=train, loss=loss, evaluator=evaluator)
 
 

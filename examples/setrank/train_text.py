@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from sentence_transformers import CrossEncoder
 
 from st_listwise import SetRankConfig, SetRankCrossEncoder
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
-from demo import demo_model_path
+from sources import load_model
 from train_listwise import ScriptArguments, main
 
 
@@ -43,7 +46,7 @@ class SetRankArguments(ScriptArguments):
     )
     freeze_encoder: bool = field(default=False, metadata={"help": "train the set layers and the scores alone"})
 
-    def build_model(self) -> SetRankCrossEncoder:
+    def build_model(self) -> CrossEncoder:
         config = SetRankConfig(
             width=self.width,
             layers=self.layers,
@@ -53,21 +56,12 @@ class SetRankArguments(ScriptArguments):
             ordinal=self.ordinal,  # type: ignore[arg-type]
             max_docs=self.longest_list,
         )
-        name = demo_model_path() if self.model == "demo" else self.model
-        length: dict[str, Any] = {} if self.max_length is None else {"max_length": self.max_length}
-        try:
-            model = SetRankCrossEncoder(
-                name,
-                set_rank=None if config == SetRankConfig() else config,  # a saved set model has a shape of its own
-                pooling=self.pooling,
-                local_files_only=self.model == "demo",
-                **length,
-            )
-        except OSError as error:
-            raise ValueError(
-                f"--model {self.model!r} is no folder here and could not be loaded from the Hub: "
-                f"{str(error).splitlines()[0]} Give a folder, a name on the Hub, or 'demo'."
-            ) from error
+        build = partial(
+            SetRankCrossEncoder,
+            set_rank=None if config == SetRankConfig() else config,  # a saved set model has a shape of its own
+            pooling=self.pooling,
+        )
+        model = load_model(self.model, self.max_length, build)
         if self.freeze_encoder:
             model[0].requires_grad_(False)
         return model

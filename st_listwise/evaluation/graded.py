@@ -13,7 +13,7 @@ import numpy as np
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
+from st_listwise.evaluation.scores import predict_lists
 
 logger = logging.getLogger(__name__)
 
@@ -83,17 +83,14 @@ class GradedRerankingEvaluator(BaseEvaluator):
         Returns:
             Measure → mean over queries.
         """
-        pairs = [(row["query"], doc) for row in self.rows for doc in row["docs"]]
-        sizes = [len(row["docs"]) for row in self.rows]
-        options: dict[str, Any] = {"list_sizes": sizes} if isinstance(model, SetRankCrossEncoder) else {}
-        flat = model.predict(
-            pairs,
+        scores = predict_lists(
+            model,
+            [row["query"] for row in self.rows],
+            [row["docs"] for row in self.rows],
             batch_size=self.batch_size,
             show_progress_bar=self.show_progress_bar,
-            convert_to_numpy=True,
-            **options,
         )
-        self.per_query = self.measure(np.split(np.asarray(flat, dtype=np.float64), np.cumsum(sizes)[:-1]))
+        self.per_query = self.measure([own.astype(np.float64) for own in scores])
         metrics = {self._key(measure): float(np.mean(values)) for measure, values in self.per_query.items()}
         if output_path is not None and self.write_csv:
             self._write(Path(output_path), epoch, steps)

@@ -9,18 +9,16 @@ one list of 20,000 documents, each loss in a process of its own, above what was 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from differences import ChosenScores
 from sentence_transformers.cross_encoder import losses as upstream
-from training_step import _status
+from training_step import host_peak
 
 import st_listwise
 from st_listwise import functional
@@ -60,12 +58,9 @@ def peak(name: str, length: int) -> None:
     scores, labels = torch.randn(1, length, requires_grad=True), torch.randint(0, 5, (1, length)).float()
     loss = getattr(functional, name)
     loss(scores[:, :10], labels[:, :10]).backward()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
-    base = _status("VmRSS")
     start = time.perf_counter()
-    loss(scores, labels).backward()
-    print(f"{_status('VmHWM') - base:.0f} {time.perf_counter() - start:.2f}")
+    memory = host_peak(lambda: loss(scores, labels).backward())
+    print(f"{memory:.0f} {time.perf_counter() - start:.2f}")
 
 
 def main() -> None:

@@ -83,10 +83,15 @@ def peak_memory(variant: str, name: str, batch: Batch) -> float:
         base = torch.cuda.memory_allocated()
         loss([batch.queries, batch.docs], batch.labels).backward()
         return (torch.cuda.max_memory_allocated() - base) / 2**20
+    return host_peak(lambda: loss([batch.queries, batch.docs], batch.labels).backward())
+
+
+def host_peak(run: Callable[[], object]) -> float:
+    """Peak MiB of this process while something runs, above what it held before."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     base = _status("VmRSS")
-    loss([batch.queries, batch.docs], batch.labels).backward()
+    run()
     return _status("VmHWM") - base
 
 

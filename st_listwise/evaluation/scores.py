@@ -1,0 +1,32 @@
+"""Scores of whole lists, from pointwise and set models alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sentence_transformers import CrossEncoder
+
+from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
+
+
+def predict_lists(
+    model: CrossEncoder, queries: Sequence[Any], docs_lists: Sequence[Sequence[Any]], **options: Any
+) -> list[np.ndarray]:
+    """Score the documents of several queries in one call of ``predict``.
+
+    Args:
+        model: With one output. A set model is told where lists begin, so that two lists of one query stay apart.
+        queries: One for each list.
+        docs_lists: Documents of each query.
+        options: Those of ``model.predict``.
+
+    Returns:
+        For each query ``(docs,)`` scores, in the order of its documents.
+    """
+    pairs = [(query, doc) for query, docs in zip(queries, docs_lists) for doc in docs]
+    sizes = [len(docs) for docs in docs_lists]
+    if isinstance(model, SetRankCrossEncoder):
+        options = {**options, "list_sizes": sizes}
+    return np.split(np.asarray(model.predict(pairs, **options)), np.cumsum(sizes)[:-1])
