@@ -3,8 +3,9 @@
     python examples/setrank/compare_text.py --train train.jsonl --test test.jsonl --model demo
     python examples/setrank/compare_text.py --train rows.jsonl --folds 5 --model demo --two_stage
 
-Arms: ``pointwise``, the stock CrossEncoder; ``SetRank``; ``without context``, the layers of SetRank where each
-document attends to itself alone; ``SetRank, initial rank``, with ordinal embeddings of the given order. With
+Arms: ``pointwise``, the stock CrossEncoder; ``mean pooling``, a linear layer on the encoder's mean; ``SetRank``;
+``without context``, the layers of SetRank where each document attends to itself alone; ``SetRank, initial rank``, with
+ordinal embeddings of the given order. With
 ``--two_stage`` an encoder with a linear layer is trained first, then frozen, and all arms start from it: ``pointwise``
 trains the linear layer on, the others the set layers as well. Figures: nDCG@10 with gain 2^label - 1, and MAP.
 """
@@ -40,8 +41,16 @@ from reporting import command_line, write_json
 from sources import load_model, load_rows
 from train_listwise import loss_builder
 
-ARMS = ("pointwise", "SetRank", "without context", "SetRank, initial rank")
-COMPARED = [("SetRank", "pointwise"), ("SetRank", "without context"), ("SetRank, initial rank", "SetRank")]
+ARMS = ("pointwise", "SetRank", "without context", "SetRank, initial rank", "mean pooling")
+#: Arms that score each document by a linear layer.
+LINEAR = ("pointwise", "first stage", "mean pooling")
+COMPARED = [
+    ("SetRank", "pointwise"),
+    ("SetRank", "without context"),
+    ("SetRank, initial rank", "SetRank"),
+    ("SetRank", "mean pooling"),
+    ("mean pooling", "pointwise"),
+]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -148,7 +157,7 @@ def text_model(args: argparse.Namespace, config: SetRankConfig) -> CrossEncoder:
 def trained(arm: str, split: Split, args: argparse.Namespace, seed: int) -> CrossEncoder:
     set_seed(seed)
     config = SetRankConfig(
-        layers=0 if arm in ("pointwise", "first stage") else args.layers,
+        layers=0 if arm in LINEAR else args.layers,
         dropout=args.dropout,
         ordinal="absolute" if arm.endswith("initial rank") else "none",
     )
