@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from sentence_transformers.cross_encoder import CrossEncoder
@@ -30,7 +30,7 @@ class ScoringOptions(TypedDict, total=False):
     """Keyword arguments that every loss passes on to :class:`ListwiseLoss`."""
 
     mini_batch_tokens: int | None
-    recompute: bool
+    recompute: bool | Literal["auto"]
 
 
 @dataclass
@@ -65,7 +65,9 @@ class ListwiseLoss(nn.Module, ABC):
             the whole batch at once. Value and gradient are the same for each; memory and time are not.
         mini_batch_tokens: Most padded tokens in one forward pass. A longer pair runs alone.
         recompute: Keep activations of one mini-batch only and compute the others again in the backward pass: the
-            memory of a mini-batch for a step of any size, for at most one more forward pass. Dropout is replayed.
+            memory of a mini-batch for a step of any size, for at most one more forward pass. Dropout is replayed;
+            documents whose gradient is exactly zero are not computed again. "auto": only what does not fit into half
+            of the free memory is computed again.
 
     Raises:
         ValueError: the model has more than one output label, or a limit makes no sense.
@@ -87,7 +89,7 @@ class ListwiseLoss(nn.Module, ABC):
         mini_batch_size: int | None = None,
         *,
         mini_batch_tokens: int | None = None,
-        recompute: bool = False,
+        recompute: bool | Literal["auto"] = False,
     ) -> None:
         super().__init__()
         if model.num_labels != 1:
@@ -97,6 +99,8 @@ class ListwiseLoss(nn.Module, ABC):
             )
         if mini_batch_tokens is not None and mini_batch_tokens < 1:
             raise ValueError(f"mini_batch_tokens={mini_batch_tokens!r} must be at least 1, or None.")
+        if recompute not in (True, False, "auto") or (isinstance(recompute, int) and not isinstance(recompute, bool)):
+            raise ValueError(f'recompute={recompute!r} must be True, False or "auto".')
         self.model = model
         self.activation_fn = _activation(activation_fn)
         self.mini_batch_size = mini_batch_size
