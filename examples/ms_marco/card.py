@@ -136,7 +136,7 @@ def _figures(results: Results) -> str:
             cells = " | ".join(_figure(own[key], values.get(key)) for key in keys)
             lines.append(f"| {name} | {order} | {cells} |")
     lines += ["", _legend(per_query)]
-    lines += [_comparison(name, orders) for name, orders in per_query.items()]
+    lines += [_comparison(name, orders) for name, orders in per_query.items() if len(orders["after"]["nDCG@10"]) > 1]
     return "\n".join(lines)
 
 
