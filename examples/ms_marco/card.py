@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         about = read(args.about) if args.about else {}
-        cards = {path.stem: card(read(path), about.get(path.stem, {})) for path in args.results}
+        cards = {path.stem: _card_of(path, about.get(path.stem, {})) for path in args.results}
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -49,6 +49,14 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected an object, got {type(content).__name__}.")
     return content
+
+
+def _card_of(path: Path, about: Mapping[str, Any]) -> str:
+    results = read(path)
+    try:
+        return card(results, about)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def card(results: Results, about: Mapping[str, Any]) -> str:
@@ -103,7 +111,7 @@ def _facts(results: Results, about: Mapping[str, Any]) -> dict[str, str]:
     loss, counts = results["loss"], results["counts"]
     config = ", ".join(f"{key}={json.dumps(value)}" for key, value in loss["config"].items())
     settings = [
-        f"{results['epochs']:g} epochs" if "epochs" in results else "",
+        f"{results['epochs']:g} epoch{'s' * (results['epochs'] != 1)}" if "epochs" in results else "",
         f"{results['steps']:,} steps of {results['batch_size']} queries" if "steps" in results else "",
         f"learning rate {results['learning_rate']:g}" if "learning_rate" in results else "",
         f"seed {results['seed']}",
@@ -114,7 +122,7 @@ def _facts(results: Results, about: Mapping[str, Any]) -> dict[str, str]:
     facts |= {f"Queries, {name}": _counted(own, counts) for name, own in counts.items()}
     facts["Settings"] = ", ".join(filter(None, settings))
     if results.get("seconds"):
-        facts["Time"] = f"{results['seconds']:.0f} s of training, {results.get('device', '')}".rstrip(", ")
+        facts["Time"] = f"{results['seconds']:,.0f} s of training; {results.get('device', 'device not known')}"
     facts["Versions"] = ", ".join(f"{package} {version}" for package, version in results["versions"].items())
     return facts
 
@@ -122,7 +130,8 @@ def _facts(results: Results, about: Mapping[str, Any]) -> dict[str, str]:
 def _counted(own: Mapping[str, int], counts: Mapping[str, Mapping[str, int]]) -> str:
     if "kept" in own:
         return describe(own)
-    return f"{own['queries']:,} of the {counts['train']['kept']:,} kept for training, held out of it by chance."
+    kept = counts["train"]["kept"]
+    return f"{own['queries']:,} of these {kept:,}, drawn by chance; {kept - own['queries']:,} are left to train on."
 
 
 def _figures(results: Results) -> str:
@@ -170,6 +179,8 @@ def _known_limits(results: Results) -> list[str]:
         "Relevant is what is above the lowest label; grades above that do not count in the figures.",
         "One seed: another one moves the figures, and the intervals do not cover that.",
     ]
+    if (results.get("best_by") or "").startswith("eval_held-out"):
+        limits.append("The checkpoint was chosen on the held-out queries: their figures flatter it a little.")
     if results["class"] == "SetRankCrossEncoder":
         limits.append("A score depends on the whole list: scores of different lists cannot be compared.")
     return limits

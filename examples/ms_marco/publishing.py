@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
 from sentence_transformers import CrossEncoder, CrossEncoderTrainingArguments
 
@@ -49,7 +49,7 @@ def push_final(model: CrossEncoder, folder: Path, push: dict[str, Any]) -> int:
         check_privacy(push)
         url = model.push_to_hub(**push, local_model_path=str(folder), exist_ok=True)
     except Exception as error:  # of the network, the Hub, or the account
-        message = f"{type(error).__name__}: {error}".replace(push["token"] or "\0", "...")
+        message = f"{type(error).__name__}: {error}".replace(push["token"] or get_token() or "\0", "...")
         print(
             f"error: the push failed ({message})\n{remedy(error, push['repo_id'])}\n"
             f"The model is safe in {folder}; a push is one commit, all of it or nothing. To push it by hand:\n"

@@ -303,7 +303,7 @@ def summary(
         "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
         "best_by": args.metric_for_best_model if args.load_best_model_at_end else None,
         "seconds": next((e["train_runtime"] for e in trainer.state.log_history if "train_runtime" in e), None),
-        "device": gpu or f"CPU, {torch.get_num_threads()} thread(s)",
+        "device": gpu or f"CPU, threads: {torch.get_num_threads()}",
         "versions": {
             "Python": platform.python_version(),
             **{package: importlib.metadata.version(package) for package in packages},
