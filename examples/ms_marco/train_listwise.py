@@ -151,6 +151,8 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
     args.learning_rate_mapping = script.learning_rates() | dict(args.learning_rate_mapping or {})  # type: ignore[arg-type]
     trainer = build_trainer(model, args, train, loss, guide)
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    if not trainer.is_world_process_zero():
+        return 0  # one process measures, writes and pushes
     for name, evaluator in sets.items():
         values[name]["after"] = measure(model, evaluator)
 
