@@ -166,7 +166,8 @@ class _Recomputed(torch.autograd.Function):
     def forward(ctx: Any, stage: Stage, part: _Part, autocast: list[Any], *parameters: Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.stage, ctx.part, ctx.autocast, ctx.parameters = stage, part, autocast, parameters
-        return tuple(part.outputs.values())
+        # Not the tensors themselves: the part would keep its own node.
+        return tuple(value.detach() for value in part.outputs.values())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -199,7 +200,7 @@ def _run_first(stage: Stage, features: Features, device: torch.device) -> tuple[
     def count(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # a node that keeps its own output would keep itself
 
     live: dict[str, Tensor] = {}
 
