@@ -211,6 +211,21 @@ def test_a_line_of_the_corpus_that_is_wrong_is_named(read: Read, line: Any, kind
         read(corpus=corpus, strict=True)
 
 
+@pytest.mark.parametrize("pack", [str.encode, lambda text: gzip.compress(text.encode())], ids=["plain", "gzip"])
+def test_lines_are_counted_through_blocks_and_blank_lines(
+    read: Read, monkeypatch: pytest.MonkeyPatch, pack: Callable[[str], bytes]
+) -> None:
+    monkeypatch.setattr("st_listwise.data.files.BLOCK", 64)
+    lines = [f"q1 Q0 d{number} {number} {-number} x" for number in range(1, 120)]
+    lines[39] = ""
+    lines[76] = "q1 Q0 d77 77 x"
+    with pytest.raises(ValueError, match=r"a\.run, line 77: 5 columns"):
+        read(pack("\n".join(lines)), "q1 0 d1 1\n", {f"d{number}": "x" for number in range(1, 120)}, strict=True)
+    lines[76] = "q1 Q0 gone 77 -77 x"
+    with pytest.raises(ValueError, match=r"a\.run, line 77: query 'q1', document 'gone'"):
+        read(pack("\n".join(lines)), "q1 0 d1 1\n", {f"d{number}": "x" for number in range(1, 120)}, strict=True)
+
+
 def test_ranks_in_place_of_grades_or_scores_are_noticed(read: Read, caplog: pytest.LogCaptureFixture) -> None:
     ranks = "q1 0 d1 2\nq1 0 d4 1\nq1 0 d2 3\nq2 0 d3 1\n"
     assert counts(read(qrels=ranks))["queries whose grades look like ranks"] == 1
@@ -237,6 +252,15 @@ def test_of_a_gzip_file_that_breaks_off_whole_lines_are_kept(read: Read, caplog:
     assert "a.run breaks off in line" in caplog.text
     with pytest.raises(ValueError, match=r"a\.run breaks off in line \d+ .*get it again"):
         read(packed[: len(packed) // 2], "q1 0 d1 1\n", corpus, strict=True)
+
+
+@pytest.mark.parametrize("kept", [3, 12, -1])
+def test_a_gzip_file_that_breaks_off_anywhere_is_told_from_a_short_one(read: Read, kept: int) -> None:
+    packed = gzip.compress(QRELS.encode())
+    with pytest.raises(ValueError, match="qrels breaks off in line"):
+        read(qrels=packed[:kept], strict=True)
+    with pytest.raises(ValueError, match=r"qrels holds no judgments\. 1 files cut short"):
+        read(qrels=packed[:12])
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,13 @@ def blocks(path: str | os.PathLike[str], tally: Tally) -> Iterator[tuple[int, by
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         file: Any = gzip.GzipFile(fileobj=raw) if packed else raw
-        number, rest, broken = 1, b"", None
-        while broken is None and (read := _read(file))[0] + rest:
-            chunk, broken, ended = rest + read[0], read[1], not read[0]
+        number, rest = 1, b""
+        ended = False
+        while not ended:
+            read, broken = _read(file)
             bar.update(raw.tell() - bar.n)
+            ended = not read or broken is not None
+            chunk = rest + read
             end = len(chunk) if ended and not broken else chunk.rfind(b"\n") + 1
             block, rest = chunk[:end], chunk[end:]
             if block:

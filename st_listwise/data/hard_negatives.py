@@ -45,6 +45,7 @@ def from_hard_negatives(
             in strict mode a query or document without text, documents that their labels do not fit, or a number that
             is not finite.
     """
+    dataset = dataset.with_format(None)
     layout = _layout(dataset, labels)
     tally = Tally(strict)
     rows: dict[str, list[int]] = {}
