@@ -57,6 +57,7 @@ class MiniBatches(NamedTuple):
 
     order: Tensor
     features: list[Features]
+    prefixes: Sequence[Features] = ()  #: what pairs begin with, where that runs apart (see shared_prefix.py)
 
 
 def cut_pairs(
@@ -136,15 +137,15 @@ def score_mini_batches(
     """
     bare = unwrap(model)
     of_sets = isinstance(bare, SetRankCrossEncoder)
-    stage: Any = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(_scores, bare)
+    stage: Any = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(pair_scores, bare)
     if recompute and torch.is_grad_enabled():
         stage = partial(checkpoint, stage, use_reentrant=False)
     *earlier, last = (batch_to_device(features, bare.device) for features in batches.features)
     parts = [stage(features) for features in earlier]
     if of_sets:
-        flat = _scores(model, {**last, "encoded": parts, "pair_order": batches.order, "list_sizes": list_sizes})
+        flat = pair_scores(model, {**last, "encoded": parts, "pair_order": batches.order, "list_sizes": list_sizes})
     else:
-        flat = torch.cat([*parts, _scores(model, last)])
+        flat = torch.cat([*parts, pair_scores(model, last)])
     if flat.numel() != batches.order.numel():
         raise ValueError(
             f"The model returned {flat.numel()} scores for {batches.order.numel()} pairs; expected one each."
@@ -157,7 +158,8 @@ def unwrap(model: nn.Module) -> CrossEncoder:
     return cast(CrossEncoder, model.module if isinstance(model, DistributedDataParallel) else model)
 
 
-def _scores(model: nn.Module, features: Features) -> Tensor:
+def pair_scores(model: nn.Module, features: Features) -> Tensor:
+    """``(pairs,)`` scores of one forward pass."""
     # A model writes its outputs into the dictionary that it is given; a second pass must not find those of the first.
     return model(dict(features))["scores"].reshape(-1)
 

@@ -16,7 +16,8 @@ from typing_extensions import TypedDict
 
 from st_listwise.functional.lists import length_mask, pad_lists
 from st_listwise.losses.checks import check_batch
-from st_listwise.scoring import MiniBatches, cut_pairs, score_mini_batches, truncated_alike, unwrap
+from st_listwise.scoring import Features, MiniBatches, cut_pairs, score_mini_batches, truncated_alike, unwrap
+from st_listwise.shared_prefix import check_shares_prefix, score_after_prefixes, split_prefixes
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class ScoringOptions(TypedDict, total=False):
 
     mini_batch_tokens: int | None
     recompute: bool
+    share_prefix: bool
 
 
 @dataclass
@@ -45,11 +47,9 @@ class ReadyBatch:
 
     def pin_memory(self) -> ReadyBatch:
         """Called by the data loader with ``pin_memory=True``: tokens then move to a GPU without waiting."""
-        pinned = [
-            {name: value.pin_memory() if isinstance(value, Tensor) else value for name, value in features.items()}
-            for features in self.mini_batches.features
-        ]
-        return replace(self, mini_batches=self.mini_batches._replace(features=pinned))
+        batches = self.mini_batches
+        features, prefixes = ([_pinned(part) for part in parts] for parts in (batches.features, batches.prefixes))
+        return replace(self, mini_batches=batches._replace(features=features, prefixes=prefixes))
 
 
 class ListwiseLoss(nn.Module, ABC):
@@ -66,9 +66,13 @@ class ListwiseLoss(nn.Module, ABC):
         mini_batch_tokens: Most padded tokens in one forward pass. A longer pair runs alone.
         recompute: Keep activations of one mini-batch only and compute the others again in the backward pass: the
             memory of a mini-batch for a step of any size, for at most one more forward pass. Dropout is replayed.
+        share_prefix: For decoders. What all pairs of a list begin with, such as instruction and query, is computed
+            once for all its documents: same scores, same gradient. Positions count from the first real token, and
+            limits of mini-batches count each document's own tokens.
 
     Raises:
-        ValueError: the model has more than one output label, or a limit makes no sense.
+        ValueError: the model has more than one output label, a limit makes no sense, or the model cannot share a
+            prefix.
 
     Example:
         A loss of your own is one function of padded lists::
@@ -88,6 +92,7 @@ class ListwiseLoss(nn.Module, ABC):
         *,
         mini_batch_tokens: int | None = None,
         recompute: bool = False,
+        share_prefix: bool = False,
     ) -> None:
         super().__init__()
         if model.num_labels != 1:
@@ -97,11 +102,14 @@ class ListwiseLoss(nn.Module, ABC):
             )
         if mini_batch_tokens is not None and mini_batch_tokens < 1:
             raise ValueError(f"mini_batch_tokens={mini_batch_tokens!r} must be at least 1, or None.")
+        if share_prefix:
+            check_shares_prefix(model)
         self.model = model
         self.activation_fn = _activation(activation_fn)
         self.mini_batch_size = mini_batch_size
         self.mini_batch_tokens = mini_batch_tokens
         self.recompute = recompute
+        self.share_prefix = share_prefix
         self._told: set[str] = set()  #: what is logged once
 
     @abstractmethod
@@ -160,7 +168,10 @@ class ListwiseLoss(nn.Module, ABC):
         self._announce(batch)
         self._warn_if_long(batch)
         self._warn_if_truncated(batch)
-        scores = score_mini_batches(self.model, batch.mini_batches, batch.sizes, recompute=self.recompute)
+        if self.share_prefix:
+            scores = score_after_prefixes(self.model, batch.mini_batches, recompute=self.recompute)
+        else:
+            scores = score_mini_batches(self.model, batch.mini_batches, batch.sizes, recompute=self.recompute)
         scores = scores if scores.dtype == torch.float64 else scores.float()
         self._warn_if_saturated(scores.detach())
         return batch, scores
@@ -190,16 +201,14 @@ class ListwiseLoss(nn.Module, ABC):
             ValueError: bad input, with the query and the document.
         """
         batch = check_batch(inputs, labels, type(self).__name__)
-        mini_batches = cut_pairs(
-            self.model,
-            batch.pairs,
-            mini_batch_size=self.mini_batch_size,
-            mini_batch_tokens=self.mini_batch_tokens,
-            prompt=prompt,
-            task=task,
-        )
+        limits = {"mini_batch_size": self.mini_batch_size, "mini_batch_tokens": self.mini_batch_tokens}
+        whole = {"mini_batch_size": 0}
+        cut = whole if self.share_prefix else limits
+        mini_batches = cut_pairs(self.model, batch.pairs, prompt=prompt, task=task, **cut)
         longest = getattr(unwrap(self.model), "max_seq_length", None)
         alike = 0 if "truncated" in self._told else truncated_alike(mini_batches, longest)
+        if self.share_prefix:
+            mini_batches = split_prefixes(self.model, mini_batches, batch.sizes, **limits)
         return ReadyBatch(batch.sizes, batch.labels, batch.weights, mini_batches, alike)
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -209,6 +218,7 @@ class ListwiseLoss(nn.Module, ABC):
             "mini_batch_size": self.mini_batch_size,
             "mini_batch_tokens": self.mini_batch_tokens,
             "recompute": self.recompute,
+            "share_prefix": self.share_prefix,
         }
 
     @property
@@ -223,19 +233,21 @@ class ListwiseLoss(nn.Module, ABC):
     def _announce(self, batch: ReadyBatch) -> None:
         if "announced" not in self._told:
             self._told.add("announced")
-            queries, pairs, forwards = len(batch.sizes), sum(batch.sizes), len(batch.mini_batches.features)
+            queries, pairs = len(batch.sizes), sum(batch.sizes)
+            forwards = len(batch.mini_batches.features) + len(batch.mini_batches.prefixes)
             logger.info(
                 f"{type(self).__name__}: a batch of {queries} queries = {pairs} pairs = {forwards} forward passes."
             )
 
     def _warn_if_long(self, batch: ReadyBatch) -> None:
-        mask = batch.mini_batches.features[0].get("attention_mask")
-        if "long" in self._told or self.mini_batch_tokens is None or not isinstance(mask, Tensor):
+        features = batch.mini_batches.features[0]
+        if "long" in self._told or self.mini_batch_tokens is None or "attention_mask" not in features:
             return
-        if mask.shape[-1] > self.mini_batch_tokens:
+        tokens = features["input_ids"].shape[-1]
+        if tokens > self.mini_batch_tokens:
             self._told.add("long")
             logger.warning(
-                f"A pair of {mask.shape[-1]} tokens is longer than mini_batch_tokens={self.mini_batch_tokens}: it is "
+                f"A pair of {tokens} tokens is longer than mini_batch_tokens={self.mini_batch_tokens}: it is "
                 "scored alone, and takes the memory of its length."
             )
 
@@ -258,6 +270,10 @@ class ListwiseLoss(nn.Module, ABC):
                 f"Scores have passed {SATURATED}, where the sigmoid that this model's predict() applies is 1 exactly: "
                 "documents will tie. Build the model with CrossEncoder(..., activation_fn=torch.nn.Identity())."
             )
+
+
+def _pinned(features: Features) -> Features:
+    return {name: value.pin_memory() if isinstance(value, Tensor) else value for name, value in features.items()}
 
 
 def _activation(activation_fn: nn.Module | str | None) -> nn.Module:
