@@ -7,10 +7,10 @@ common, such as system prompt, instruction and query, are the same for all its d
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from copy import copy
-from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from sentence_transformers.base.modules import Transformer
@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from st_listwise.scoring import Features, Limits, MiniBatches, pair_scores, unwrap
+from st_listwise.recompute import Features, count_saved, free_memory
+from st_listwise.scoring import Limits, MiniBatches, pair_scores, unwrap
 
 #: Names of the argument that takes the cache, in newer and older versions of transformers.
 CACHE_ARGUMENTS = ("cache", "past_key_values")
@@ -30,7 +31,7 @@ CACHE_ARGUMENTS = ("cache", "past_key_values")
 ROPE_OF_LENGTH = ("dynamic", "longrope")
 
 
-def check_shares_prefix(model: nn.Module) -> None:
+def check_shares_prefix(model: CrossEncoder) -> None:
     """ValueError that says why, if this model cannot compute a prefix apart from what follows."""
     reason = _obstacle(model)
     if reason:
@@ -40,12 +41,12 @@ def check_shares_prefix(model: nn.Module) -> None:
         )
 
 
-def _obstacle(model: nn.Module) -> str | None:
+def _obstacle(model: CrossEncoder) -> str | None:
     transformer, *others = model.children()
     if not isinstance(transformer, Transformer) or not all(isinstance(module, LogitScore) for module in others):
         names = ", ".join(type(module).__name__ for module in model.children())
         return f"is {type(model).__name__} of {names}, whose scores look at all tokens"
-    config = transformer.config.get_text_config(decoder=True)
+    config = _config(model)
     parameters = inspect.signature(transformer.auto_model.forward).parameters
     taken = [name for name in ("position_ids", "use_cache", *CACHE_ARGUMENTS) if name in parameters]
     if getattr(transformer.config, "is_encoder_decoder", False) or len(taken) < 3:
@@ -94,7 +95,7 @@ def split_prefixes(
     features = _in_given_order(whole.features, places)
     _check_left_padded(features)
     pairs_of_list = list(torch.arange(len(places)).split(list(list_sizes)))
-    shared = _shared_lengths(features, pairs_of_list, bare[0].config.get_text_config(decoder=True).pad_token_id)
+    shared = _shared_lengths(features, pairs_of_list, _config(bare).pad_token_id)
     own = features["attention_mask"].sum(-1) - torch.repeat_interleave(shared, torch.tensor(list_sizes))
     by_prefix = torch.argsort(shared, descending=True, stable=True)
     order: list[Tensor] = []
@@ -115,7 +116,9 @@ def split_prefixes(
     return MiniBatches(torch.cat(order), parts, prefixes)
 
 
-def score_after_prefixes(model: nn.Module, batches: MiniBatches, *, recompute: bool = False) -> Tensor:
+def score_after_prefixes(
+    model: nn.Module, batches: MiniBatches, *, recompute: bool | Literal["auto"] = False
+) -> Tensor:
     """Score mini-batches of :func:`split_prefixes`, with gradients: those of a prefix add up over its documents.
 
     As in :func:`~st_listwise.scoring.score_mini_batches` the last mini-batch alone goes through the DDP wrapper.
@@ -125,7 +128,8 @@ def score_after_prefixes(model: nn.Module, batches: MiniBatches, *, recompute: b
         model: As in :func:`~st_listwise.scoring.cut_pairs`.
         batches: From :func:`split_prefixes`.
         recompute: Keep keys and values of the prefixes, and activations of one mini-batch; the others, and then the
-            prefixes, are computed again in the backward pass, dropout and autocast replayed.
+            prefixes, are computed again in the backward pass, dropout and autocast replayed. "auto": activations are
+            kept until they fill half of the free memory.
 
     Returns:
         ``(pairs,)`` scores in the order in which the pairs were given, in the model's precision.
@@ -134,20 +138,17 @@ def score_after_prefixes(model: nn.Module, batches: MiniBatches, *, recompute: b
         ValueError: the model drops the cache, as with gradient checkpointing, or does not return one score a pair.
     """
     bare = unwrap(model)
-    encode: Any = partial(_encode, bare)
-    score: Any = partial(_score, bare, bare)
-    if recompute and torch.is_grad_enabled():
-        encode, score = (partial(checkpoint, stage, use_reentrant=False) for stage in (encode, score))
+    graphs = _Graphs(bare, recompute)
+    *earlier, last = (batch_to_device(dict(features), bare.device) for features in batches.features)
+    prefixes = [batch_to_device(dict(features), bare.device) for features in batches.prefixes]
     scores: list[Tensor] = []
-    group, cache = -1, None
-    for index, features in enumerate(batches.features):
-        if features["prefix"] != group:
-            group = features["prefix"]
-            cache = encode(batch_to_device(dict(batches.prefixes[group]), bare.device))
-        is_last = index == len(batches.features) - 1
-        stage = partial(_score, model, bare) if is_last else score
-        scores.append(stage(batch_to_device(dict(features), bare.device), cache))
-    flat = torch.cat(scores)
+    caches: list[DynamicCache] = []
+    for features in [*earlier, last]:
+        if features["prefix"] == len(caches):
+            caches.append(graphs.run(_encode, bare, prefixes[len(caches)]))
+        if features is not last:
+            scores.append(graphs.run(_score, bare, bare, features, caches[-1]))
+    flat = torch.cat([*scores, _score(model, bare, last, caches[-1])])
     if flat.numel() != batches.order.numel():
         raise ValueError(
             f"The model returned {flat.numel()} scores for {batches.order.numel()} pairs; expected one each."
@@ -155,14 +156,33 @@ def score_after_prefixes(model: nn.Module, batches: MiniBatches, *, recompute: b
     return flat[torch.argsort(batches.order).to(flat.device)]
 
 
+class _Graphs:
+    """Runs stages and keeps their graphs while there is space; what is left out is computed again in backward."""
+
+    def __init__(self, model: CrossEncoder, recompute: bool | Literal["auto"]) -> None:
+        parameters = list(model.parameters())
+        self.saved = {parameter.untyped_storage().data_ptr(): 0 for parameter in parameters}
+        self.space = math.inf
+        if recompute and torch.is_grad_enabled():
+            self.space = free_memory(model.device, parameters) if recompute == "auto" else 0.0
+
+    def run(self, stage: Callable[..., Any], *inputs: Any) -> Any:
+        if self.space == math.inf:
+            return stage(*inputs)
+        if sum(self.saved.values()) >= self.space:
+            return checkpoint(stage, *inputs, use_reentrant=False)
+        with count_saved(self.saved):
+            return stage(*inputs)
+
+
 def _encode(model: CrossEncoder, features: Features) -> DynamicCache:
     """Keys and values of prefixes. They come from the model's own call, so that autocast and adapters apply."""
-    cache = DynamicCache(config=model[0].config.get_text_config(decoder=True))
+    cache = DynamicCache(config=_config(model))
     model(_with_cache(model, features, cache))
     if cache.get_seq_length() != features["input_ids"].shape[1]:
         raise ValueError(
-            "share_prefix=True: the model did not keep its keys and values. Its own gradient checkpointing drops them: "
-            "turn it off (gradient_checkpointing=False) and use recompute=True instead."
+            "share_prefix=True: the model did not keep its keys and values. Its own gradient checkpointing drops "
+            "them: turn it off (gradient_checkpointing=False) and use recompute=True instead."
         )
     return cache
 
@@ -174,13 +194,17 @@ def _score(model: nn.Module, bare: CrossEncoder, features: Features, prefixes: D
     cache = copy(prefixes)  # a model adds to the cache that it is given
     cache.layers = [copy(layer) for layer in prefixes.layers]
     cache.reorder_cache(rows)
-    return pair_scores(model, _with_cache(bare, features, cache))
+    return pair_scores(model, _with_cache(bare, features, cache))["scores"]
 
 
 def _with_cache(model: CrossEncoder, features: Features, cache: DynamicCache) -> Features:
-    parameters = inspect.signature(model[0].auto_model.forward).parameters
+    parameters = inspect.signature(cast(Transformer, model[0]).auto_model.forward).parameters
     name = next(name for name in CACHE_ARGUMENTS if name in parameters)
     return {**features, name: cache, "use_cache": True}
+
+
+def _config(model: CrossEncoder) -> Any:
+    return cast(Transformer, model[0]).config.get_text_config(decoder=True)
 
 
 def _in_given_order(batches: list[Features], places: Tensor) -> Features:

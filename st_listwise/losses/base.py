@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from sentence_transformers.cross_encoder import CrossEncoder
@@ -16,7 +16,8 @@ from typing_extensions import TypedDict
 
 from st_listwise.functional.lists import length_mask, pad_lists
 from st_listwise.losses.checks import check_batch
-from st_listwise.scoring import Features, MiniBatches, cut_pairs, score_mini_batches, truncated_alike, unwrap
+from st_listwise.recompute import Features
+from st_listwise.scoring import MiniBatches, cut_pairs, score_mini_batches, truncated_alike, unwrap
 from st_listwise.shared_prefix import check_shares_prefix, score_after_prefixes, split_prefixes
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class ScoringOptions(TypedDict, total=False):
     """Keyword arguments that every loss passes on to :class:`ListwiseLoss`."""
 
     mini_batch_tokens: int | None
-    recompute: bool
+    recompute: bool | Literal["auto"]
     share_prefix: bool
 
 
@@ -65,7 +66,9 @@ class ListwiseLoss(nn.Module, ABC):
             the whole batch at once. Value and gradient are the same for each; memory and time are not.
         mini_batch_tokens: Most padded tokens in one forward pass. A longer pair runs alone.
         recompute: Keep activations of one mini-batch only and compute the others again in the backward pass: the
-            memory of a mini-batch for a step of any size, for at most one more forward pass. Dropout is replayed.
+            memory of a mini-batch for a step of any size, for at most one more forward pass. Dropout is replayed;
+            documents whose gradient is exactly zero are not computed again. "auto": only what does not fit into half
+            of the free memory is computed again.
         share_prefix: For decoders. What all pairs of a list begin with, such as instruction and query, is computed
             once for all its documents: same scores, same gradient. Positions count from the first real token, and
             limits of mini-batches count each document's own tokens.
@@ -91,7 +94,7 @@ class ListwiseLoss(nn.Module, ABC):
         mini_batch_size: int | None = None,
         *,
         mini_batch_tokens: int | None = None,
-        recompute: bool = False,
+        recompute: bool | Literal["auto"] = False,
         share_prefix: bool = False,
     ) -> None:
         super().__init__()
@@ -102,6 +105,8 @@ class ListwiseLoss(nn.Module, ABC):
             )
         if mini_batch_tokens is not None and mini_batch_tokens < 1:
             raise ValueError(f"mini_batch_tokens={mini_batch_tokens!r} must be at least 1, or None.")
+        if recompute not in (True, False, "auto") or (isinstance(recompute, int) and not isinstance(recompute, bool)):
+            raise ValueError(f'recompute={recompute!r} must be True, False or "auto".')
         if share_prefix:
             check_shares_prefix(model)
         self.model = model
