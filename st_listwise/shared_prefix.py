@@ -18,6 +18,7 @@ from sentence_transformers.cross_encoder import CrossEncoder
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
+from torch.distributed import fsdp
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -135,9 +136,15 @@ def score_after_prefixes(
         ``(pairs,)`` scores in the order in which the pairs were given, in the model's precision.
 
     Raises:
-        ValueError: the model drops the cache, as with gradient checkpointing, or does not return one score a pair.
+        ValueError: the model drops the cache, as with gradient checkpointing, is sharded by FSDP2, or does not return
+            one score a pair.
     """
     bare = unwrap(model)
+    if isinstance(bare, getattr(fsdp, "FSDPModule", ())):  # as of PyTorch 2.6
+        raise ValueError(
+            "share_prefix=True does not run in FSDP2, whose processes must make as many forward passes each: use "
+            "DistributedDataParallel, or leave share_prefix out."
+        )
     graphs = _Graphs(bare, recompute)
     *earlier, last = (batch_to_device(dict(features), bare.device) for features in batches.features)
     prefixes = [batch_to_device(dict(features), bare.device) for features in batches.prefixes]

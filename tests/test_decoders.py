@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from tiny_models import tiny_bert, tiny_decoder, tiny_set
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -391,6 +393,15 @@ def test_distributed_training_reduces_the_same_gradient_once_a_step(recompute: b
     found = {name.removeprefix("module."): gradient for name, gradient in _step(loss)[1].items()}
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     assert len(reductions) == 1, "one all-reduce a step, however many mini-batches"
+
+
+@pytest.mark.usefixtures("_process_group")
+def test_fsdp2_is_refused() -> None:
+    model = tiny_decoder()
+    loss = ListMLELoss(model, share_prefix=True)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(ValueError, match="does not run in FSDP2"):
+        _step(loss)
 
 
 def _count_reductions(reductions, bucket):  # type: ignore[no-untyped-def]  # torch checks for the types themselves
