@@ -1,6 +1,6 @@
 """Forward and backward of one list through a decoder, with its prefix computed once and with whole pairs.
 
-A random Qwen3 of 6 layers and width 256 behind a chat template, one token a character; instruction and query make 145
+A random Qwen3 of 6 layers and width 256 behind a chat template, one token a character; instruction and query make 138
 tokens, a document and what follows it 70 to 140. Time: variants take turns, medians of paired ratios with quartiles.
 "by tokens": what the tokens of a forward pass let expect. Peak memory: each variant in a process of its own, above the
 model and its gradients.
