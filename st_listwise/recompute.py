@@ -110,7 +110,7 @@ def count_saved(saved: dict[int, int]) -> Iterator[None]:
     def count(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         saved.setdefault(storage.data_ptr(), storage.nbytes())
-        return tensor
+        return tensor.detach()  # a node that keeps its own output would keep itself
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         yield
@@ -179,7 +179,8 @@ class _Recomputed(torch.autograd.Function):
     def forward(ctx: Any, stage: Stage, part: _Part, autocast: list[Any], *parameters: Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.stage, ctx.part, ctx.autocast, ctx.parameters = stage, part, autocast, parameters
-        return tuple(part.outputs.values())
+        # Not the tensors themselves: the part would keep its own node.
+        return tuple(value.detach() for value in part.outputs.values())
 
     @staticmethod
     @torch.autograd.function.once_differentiable

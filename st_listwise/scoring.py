@@ -82,18 +82,16 @@ def cut_pairs(
     limits = Limits.from_options(mini_batch_size, mini_batch_tokens, bare.device)
     features = bare.preprocess(list(pairs), prompt=prompt, task=task)
     lengths = _lengths(features, len(pairs))
-    if lengths is not None:
-        order = torch.argsort(lengths, descending=True, stable=True)
-        cuts = limits.cut(lengths[order].tolist())
-        return MiniBatches(order, [take_rows(features, order[cut]) for cut in cuts])
-    # No attention mask to cut along (images, flattened inputs): count pairs, and preprocess each mini-batch by itself.
-    by_count = Limits(limits.pairs or (AUTO_PAIRS if limits.tokens is not None else None), None)
-    batches = [list(pairs[cut]) for cut in by_count.cut([1] * len(pairs))]
-    if len(batches) > 1:
-        return MiniBatches(
-            torch.arange(len(pairs)), [bare.preprocess(batch, prompt=prompt, task=task) for batch in batches]
-        )
-    return MiniBatches(torch.arange(len(pairs)), [features])
+    if lengths is None:  # images: count pairs
+        limits = Limits(limits.pairs or (AUTO_PAIRS if limits.tokens is not None else None), None)
+        lengths = torch.ones(len(pairs), dtype=torch.long)
+    order = torch.argsort(lengths, descending=True, stable=True)
+    parts = [order[cut] for cut in limits.cut(lengths[order].tolist())]
+    if can_take_rows(features, len(pairs)):
+        return MiniBatches(order, [take_rows(features, part) for part in parts])
+    return MiniBatches(
+        order, [bare.preprocess([pairs[index] for index in part], prompt=prompt, task=task) for part in parts]
+    )
 
 
 def truncated_alike(batches: MiniBatches, max_length: int | None) -> int:
@@ -167,5 +165,8 @@ def pair_scores(model: nn.Module, features: Features) -> dict[str, Tensor]:
 
 
 def _lengths(features: Features, pairs: int) -> Tensor | None:
-    """Real tokens of each pair, or None where the features cannot be cut pair by pair."""
-    return features["attention_mask"].sum(-1).cpu() if can_take_rows(features, pairs) else None
+    """Real tokens of each pair, where inputs have them: padded, or flattened for FlashAttention."""
+    if can_take_rows(features, pairs):
+        return features["attention_mask"].sum(-1).cpu()
+    ends = features.get("cu_seq_lens_q")
+    return ends.flatten().diff().cpu() if isinstance(ends, Tensor) and ends.numel() == pairs + 1 else None

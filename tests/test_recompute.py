@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,26 @@ def test_free_memory_leaves_room_for_gradients_and_follows_the_control_group(tmp
     (tmp_path / "memory.max").write_text("10000000\n")
     assert recompute.free_memory(cpu, parameters) == 0
     assert recompute.free_memory(torch.device("meta"), parameters) == 0
+
+
+@pytest.mark.parametrize("space", [0.0, 50.0, 1e9])
+def test_activations_are_gone_after_the_step(space: float) -> None:
+    """A hook that handed back the output of a node made it keep itself: each step lost a mini-batch of memory."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    seen: list[weakref.ref[Tensor]] = []
+
+    def stage(features: dict[str, Tensor]) -> dict[str, Tensor]:
+        activations = (weight * features["x"]).exp()  # exp keeps its output
+        scores = activations.sum(-1)
+        seen.extend([weakref.ref(activations), weakref.ref(scores)])
+        return {"scores": scores}
+
+    parts = recompute.run_mini_batches(stage, [{"x": torch.rand(2, 3)} for _ in range(4)], weight.device, space)
+    sum(part["scores"].sum() for part in parts).backward()
+    assert weight.grad is not None
+    del parts
+    assert len(seen) >= 8
+    assert [ref() for ref in seen] == [None] * len(seen)
 
 
 def test_a_parameter_that_is_not_used_gets_no_gradient() -> None:

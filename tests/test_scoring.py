@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from sentence_transformers import CrossEncoder
 from tiny_models import tiny_bert, tiny_decoder
 from torch import Tensor, nn
+from transformers import DataCollatorWithFlattening
 
 from st_listwise.scoring import AUTO_TOKENS, Limits, cut_pairs, score_mini_batches
 
@@ -123,6 +125,47 @@ def test_inputs_without_an_attention_mask_are_cut_by_count(options: dict[str, in
     scores = score_mini_batches(model, cut_pairs(model, pairs, **options), [len(pairs)])
     assert model.calls == calls
     assert scores.tolist() == [2.0 * size for _, size in pairs]
+
+
+class Flattened(nn.Module):
+    """Stands for a model with FlashAttention: all pairs in one row of tokens, as transformers flattens them."""
+
+    device = torch.device("cpu")
+    num_labels = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(500, 4)
+        self.calls: list[int] = []
+
+    def preprocess(self, pairs: list[Any], **options: Any) -> dict[str, Any]:
+        collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_position_ids=True)
+        texts = [f"{query} {doc}".encode() for query, doc in pairs]
+        return dict(collate([{"input_ids": list(text)} for text in texts]))
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
+        self.calls.append(features["input_ids"].numel())
+        ends = features["cu_seq_lens_q"].flatten().tolist()
+        rows = self.tokens(features["input_ids"][0])
+        own = [rows[start:end].mean(0).prod() for start, end in itertools.pairwise(ends)]
+        return {"scores": torch.stack(own)}
+
+
+def test_flattened_inputs_are_cut_by_tokens_and_scored_as_alone() -> None:
+    """They were cut by a count of pairs, short and long alike, whatever the token budget."""
+    model = Flattened()
+    expected = torch.cat([model(model.preprocess([pair]))["scores"] for pair in PAIRS])
+    model.calls.clear()
+    scores = score_mini_batches(model, cut_pairs(model, PAIRS, mini_batch_tokens=90), SIZES, recompute=True)
+    torch.testing.assert_close(scores, expected)
+    lengths = sorted((len(f"{query} {doc}") for query, doc in PAIRS), reverse=True)
+    assert lengths == [80, 46, 24, 23, 20, 10]  # 2 x 46 and 4 x 24 are more than 90
+    assert model.calls == [80, 46, sum(lengths[2:5]), lengths[5]]
+    (scores * torch.arange(6.0)).sum().backward()
+    got = model.tokens.weight.grad
+    model.tokens.weight.grad = None
+    (expected * torch.arange(6.0)).sum().backward()
+    torch.testing.assert_close(got, model.tokens.weight.grad)
 
 
 def test_a_model_with_two_scores_a_pair_is_refused() -> None:

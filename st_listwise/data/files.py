@@ -1,0 +1,81 @@
+"""Plain and gzip files → whole lines with their numbers, with a progress bar; a file that is cut short is a fault."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from datasets.utils import tqdm
+
+from st_listwise.data.tally import Tally
+
+#: Bytes of text that are worked on at a time.
+BLOCK = 1 << 23
+BOM = b"\xef\xbb\xbf"
+
+
+def blocks(path: str | os.PathLike[str], tally: Tally) -> Iterator[tuple[int, bytes]]:
+    """Whole lines, some megabytes at a time, each with the number of its first line, from 1.
+
+    Gzip is told by its first bytes. Of a compressed file that breaks off, all whole lines are given.
+
+    Raises:
+        ValueError: there is no such file; in strict mode, it breaks off.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file.")
+    with path.open("rb") as raw, tqdm(total=path.stat().st_size, unit="B", unit_scale=True, desc=path.name) as bar:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        file: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+        number, rest = 1, b""
+        ended = False
+        while not ended:
+            read, broken = _read(file)
+            bar.update(raw.tell() - bar.n)
+            ended = not read or broken is not None
+            chunk = rest + read
+            end = len(chunk) if ended and not broken else chunk.rfind(b"\n") + 1
+            block, rest = chunk[:end], chunk[end:]
+            if block:
+                yield number, block.removeprefix(BOM) if number == 1 else block
+            number += block.count(b"\n")
+    if broken:
+        tally.fault("files cut short", f"{path} breaks off in line {number} ({broken}): get it again")
+
+
+def _read(file: Any) -> tuple[bytes, Exception | None]:
+    """A block, shorter only at the end of the file, or where it breaks off and why."""
+    pieces: list[bytes] = []
+    try:
+        while sum(map(len, pieces)) < BLOCK and (piece := file.read1(BLOCK)):
+            pieces.append(piece)
+    except (EOFError, OSError, zlib.error) as error:
+        return b"".join(pieces), error
+    return b"".join(pieces), None
+
+
+def numbered_lines(path: str | os.PathLike[str], tally: Tally) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers from 1. Bytes that are not UTF-8 are replaced, and are a fault."""
+    for first, block in blocks(path, tally):
+        for number, line in enumerate(block.split(b"\n"), first):
+            if line.strip():
+                yield number, _decoded(line, path, number, tally)
+
+
+def _decoded(line: bytes, path: str | os.PathLike[str], number: int, tally: Tally) -> str:
+    try:
+        return line.decode().rstrip("\r")
+    except UnicodeDecodeError as error:
+        tally.fault("lines that are not UTF-8", f"{path}, line {number}: {error}")
+        return line.decode(errors="replace").rstrip("\r")
+
+
+def excerpt(line: str) -> str:
+    """The beginning of a line, quoted."""
+    return repr(line.strip()[:60])

@@ -1,0 +1,131 @@
+"""What sentence-transformers' ``mine_hard_negatives`` gives → lists: all positives of a query with its negatives."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from datasets import Dataset, LargeList, List
+
+from st_listwise.data.tally import Tally
+
+#: Columns of negatives in n-tuples and triplets.
+NEGATIVE = re.compile(r"negative(_\d+)?")
+
+
+def from_hard_negatives(
+    dataset: Dataset,
+    *,
+    labels: Literal["positives", "scores"] = "positives",
+    strict: bool = False,
+    num_proc: int | None = None,
+) -> Dataset:
+    """Lists from mined hard negatives: the formats "labeled-list", "n-tuple" and "triplet", with scores or without.
+
+    Rows of one query become one list, so that its positives are no rivals in lists of their own. A document that a
+    query has more than once counts once, by its highest label.
+
+    Args:
+        dataset: Query, positive and ``negative`` or ``negative_1``, ``negative_2``, …; or query, documents and
+            ``labels``. With ``output_scores=True`` there is a column ``scores`` besides, or in place of ``labels``,
+            and the first document is the positive. The first two columns may have any name.
+        labels: "positives": 1 for positives, 0 for negatives. "scores": the scores that the miner left, for instance
+            those of its cross-encoder.
+        strict: Raise at the first fault in place of leaving it out.
+        num_proc: Processes.
+
+    Returns:
+        ``query``, ``docs``, ``labels``; queries in the order in which they are met. Lists of one label are left out.
+        What was left out is logged, and given by :func:`~st_listwise.data.counts`.
+
+    Raises:
+        ValueError: the columns are not those of one of the formats, there are no scores to take, or no list is left;
+            in strict mode a query or document without text, documents that their labels do not fit, or a number that
+            is not finite.
+    """
+    dataset = dataset.with_format(None)
+    layout = _layout(dataset, labels)
+    tally = Tally(strict)
+    rows: dict[str, list[int]] = {}
+    for place, query in enumerate(dataset[layout.query]):
+        if isinstance(query, str) and query.strip():
+            rows.setdefault(query, []).append(place)
+        else:
+            tally.fault("rows without a query", f"row {place}: {query!r}")
+    lists = Dataset.from_dict({"query": list(rows), "rows": list(rows.values())}).map(
+        _merged,
+        fn_kwargs={"dataset": dataset, "layout": layout},
+        remove_columns=["rows"],
+        num_proc=num_proc,
+        desc="Hard negatives to lists",
+    )
+    return _kept(lists, tally)
+
+
+class _Layout(NamedTuple):
+    """Columns of one of the formats."""
+
+    query: str
+    docs: list[str]  #: one column of lists, or one column a document
+    numbers: str | None  #: labels or scores; None: the first document is the positive
+
+
+def _layout(dataset: Dataset, labels: str) -> _Layout:
+    if labels not in ("positives", "scores"):
+        raise ValueError(f'labels={labels!r} is not known; expected "positives" or "scores".')
+    names = dataset.column_names
+    if labels == "scores" and "scores" not in names:
+        raise ValueError(f"There is no column scores, only {', '.join(names)}: mine with output_scores=True.")
+    negatives = sorted(filter(NEGATIVE.fullmatch, names), key=lambda name: (len(name), name))
+    numbers = "scores" if labels == "scores" else "labels" if "labels" in names and not negatives else None
+    if negatives and len(names) > 2:
+        return _Layout(names[0], [names[1], *negatives], numbers)
+    if len(names) > 2 and isinstance(dataset.features[names[1]], List | LargeList) and {"labels", "scores"} & {*names}:
+        return _Layout(names[0], [names[1]], numbers)
+    raise ValueError(
+        f"The columns {', '.join(names)} are not those of mine_hard_negatives in one of the formats labeled-list, "
+        "n-tuple and triplet. Rows of one document and one label are for group_by_query."
+    )
+
+
+def _merged(group: Mapping[str, Any], dataset: Dataset, layout: _Layout) -> dict[str, Any]:
+    """The rows of one query as one list."""
+    best: dict[str, float] = {}
+    faults: list[str] = []
+    given = 0
+    for place in group["rows"]:
+        row = dataset[place]
+        docs = row[layout.docs[0]] if len(layout.docs) == 1 else [row[name] for name in layout.docs]
+        numbers = row[layout.numbers] if layout.numbers else [1.0] + [0.0] * (len(docs) - 1)
+        if len(docs) != len(numbers):
+            faults.append(f"row {place}: {len(docs)} documents, but {len(numbers)} {layout.numbers}")
+            continue
+        for doc, number in zip(docs, numbers):
+            if not isinstance(doc, str) or not doc.strip() or number is None or not math.isfinite(number):
+                faults.append(f"row {place}: document {doc!r}, {layout.numbers or 'label'} {number!r}")
+                continue
+            given += 1
+            best[doc] = max(float(number), best.get(doc, -math.inf))
+    labels = list(best.values())
+    return {"docs": list(best), "labels": labels, "faults": faults, "again": given - len(best)}
+
+
+def _kept(lists: Dataset, tally: Tally) -> Dataset:
+    """Lists that teach, with counts."""
+    for faults in lists["faults"]:
+        for fault in faults:
+            tally.fault("documents without a text or a finite number", fault)
+    teach = [place for place, own in enumerate(lists["labels"]) if own and min(own) < max(own)]
+    kept = lists.select(teach).select_columns(["query", "docs", "labels"])
+    tally.count("lists", len(kept))
+    tally.count("documents", sum(map(len, kept["labels"])))
+    if again := sum(lists["again"]):
+        tally.count("documents given again", again)
+    if len(kept) < len(lists):
+        tally.count("lists of one label dropped", len(lists) - len(kept))
+    if not len(kept):
+        raise ValueError(f"No list is left. {tally.sentence()}")
+    tally.log("hard negatives")
+    return tally.attach(kept)

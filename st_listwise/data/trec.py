@@ -1,0 +1,256 @@
+"""TREC collections → lists: a run with judgments, or a teacher's run whose order is the label; reranked runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from datasets.arrow_writer import ArrowWriter
+from datasets.utils import tqdm
+
+from st_listwise.data.conversion import converted
+from st_listwise.data.ir_dataset import IrDatasetPart
+from st_listwise.data.qrels import Qrels
+from st_listwise.data.ranked import Key, RankedLists, Ranker
+from st_listwise.data.runs import RunSpool, parse_run
+from st_listwise.data.tally import Tally
+from st_listwise.data.texts import Corpus, Texts, read_queries
+
+Source = str | os.PathLike[str]
+#: Bytes of text that are written at once.
+BYTES = 1 << 25
+
+
+def read_trec(
+    run: Source | None = None,
+    qrels: Source | None = None,
+    corpus: Texts | None = None,
+    queries: Texts | None = None,
+    *,
+    ir_dataset: str | None = None,
+    depth: int | None = None,
+    keep_all: bool = False,
+    strict: bool = False,
+    cache_dir: Source | None = None,
+) -> Dataset:
+    """Lists of judged documents from a run, relevance judgments, documents and queries.
+
+    Documents of a query come by the run's scores, best first, equal scores in the order of the file. Those that are
+    not judged have label 0. Files may be gzipped; the run may be larger than memory, and in any order.
+
+    Args:
+        run: Lines ``qid Q0 docid rank score tag``. The rank is not looked at.
+        qrels: Lines ``qid 0 docid grade``, or three columns query, document and grade, with or without a header that
+            names them (``query-id corpus-id score``). Grades below 0 are taken as 0.
+        corpus: JSON lines (``_id``, ``id`` or ``doc_id``, ``title``, ``text``) or ``id<TAB>text``; or a mapping from
+            identifiers to texts; or a data set with these columns. The title goes before the text.
+        queries: As ``corpus``; identifiers may be named ``query_id``.
+        ir_dataset: Identifier in ir-datasets, which gives those of the four that are not named (its scored documents
+            as run). Needs ``pip install ir_datasets``.
+        depth: Most documents of a query. None: all.
+        keep_all: Keep lists of one label, to evaluate on them or to rerank them. They teach nothing.
+        strict: Raise at the first fault in place of counting it.
+        cache_dir: Folder in which lists are written, a file for each call with other input; it is read again while the
+            input and the options are the same. None: a folder in that of the data sets.
+
+    Returns:
+        ``query``, ``docs``, ``labels``; ``missed``: grades above 0 that the list lacks, for
+        :class:`~st_listwise.evaluation.GradedRerankingEvaluator`; ``query_id``, ``doc_ids``: for :func:`write_run`.
+        Train on ``rows.select_columns(["query", "docs", "labels"])``. What was left out is logged, and given by
+        :func:`~st_listwise.data.counts`.
+
+    Raises:
+        ValueError: a part is missing, empty, or of no use, so that there is no list; in strict mode any fault: lines
+            that cannot be read, identifiers that stand twice, documents or queries without text, no relevant
+            document, grades that look like ranks, scores that rise with the rank, a file that breaks off.
+        ImportError: ir-datasets is not installed.
+    """
+    parts = _parts(ir_dataset, run=run, qrels=qrels, corpus=corpus, queries=queries)
+
+    def convert(folder: Path, output: Path, tally: Tally) -> None:
+        judged = Qrels(_opened(parts["qrels"]), tally)
+        collection = _Collection(parts, folder, tally)
+        judged.check_docs(collection.corpus, tally)
+        collection.write(output, "scores", depth, _JudgedLabels(judged.grades), keep_all)
+        if missing := judged.grades.keys() - set(collection.run.queries):
+            tally.count("judged queries that the run lacks", len(missing))
+
+    return converted(convert, ["qrels", *parts.values(), depth, keep_all], str(parts["run"]), strict, cache_dir)
+
+
+def read_teacher_run(
+    run: Source,
+    corpus: Texts,
+    queries: Texts,
+    *,
+    labels: Literal["ranks", "scores"] = "ranks",
+    depth: int | None = None,
+    strict: bool = False,
+    cache_dir: Source | None = None,
+) -> Dataset:
+    """Lists whose labels are a teacher's ranking, as an LLM reranker leaves it in a run file (Rank-DistiLLM).
+
+    Args:
+        run: Lines ``qid Q0 docid rank score tag``.
+        corpus: As in :func:`read_trec`, and so are those below.
+        queries: Likewise.
+        labels: "ranks": n - 1 for the best of n documents, by the rank column, down to 0; what is left out leaves no
+            gap; equal ranks share a label. "scores": the teacher's scores as they are.
+        depth: Likewise: the best of each list.
+        strict: Likewise.
+        cache_dir: Likewise.
+
+    Returns:
+        ``query``, ``docs``, ``labels``, ``query_id``, ``doc_ids``, documents best first. Lists of one label are left
+        out.
+
+    Raises:
+        ValueError: as :func:`read_trec`.
+    """
+    if labels not in ("ranks", "scores"):
+        raise ValueError(f'labels={labels!r} is not known; expected "ranks" or "scores".')
+    parts = _parts(None, run=run, corpus=corpus, queries=queries)
+    make = _rank_labels if labels == "ranks" else _score_labels
+
+    def convert(folder: Path, output: Path, tally: Tally) -> None:
+        _Collection(parts, folder, tally).write(output, labels, depth, make, keep_all=False)
+
+    return converted(convert, [labels, *parts.values(), depth], str(run), strict, cache_dir)
+
+
+def write_run(
+    path: Source, rows: Iterable[Mapping[str, Any]], scores: Iterable[Sequence[float]], tag: str = "st-listwise"
+) -> None:
+    """Write a reranked run, as trec_eval and ir-measures read it. The file is there whole or not at all.
+
+    Args:
+        path: The file; written anew if it is there.
+        rows: Lists with ``query_id`` and ``doc_ids``, from :func:`read_trec`.
+        scores: For each list the scores of its documents, larger is better.
+        tag: Last column: what made the run.
+
+    Raises:
+        ValueError: scores do not fit the documents, or one is not finite.
+    """
+    temporary = Path(f"{path}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        for row, own in zip(rows, scores, strict=True):
+            values = np.asarray(own, np.float64)
+            if values.shape != (len(row["doc_ids"]),) or not np.isfinite(values).all():
+                raise ValueError(
+                    f"Query {row['query_id']!r} has {len(row['doc_ids'])} documents, and needs as many finite scores; "
+                    f"got {own!r}."
+                )
+            for rank, place in enumerate(np.argsort(-values, kind="stable"), 1):
+                file.write(f"{row['query_id']} Q0 {row['doc_ids'][place]} {rank} {values[place]:.9g} {tag}\n")
+    os.replace(temporary, path)
+
+
+#: From a query's identifier, documents, ranks and scores to its columns of numbers.
+Labels = Callable[[str, list[str], np.ndarray, np.ndarray], dict[str, Any]]
+
+
+class _JudgedLabels:
+    def __init__(self, grades: Mapping[str, Mapping[str, float]]) -> None:
+        self.grades = grades
+
+    def __call__(self, query: str, docs: list[str], ranks: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
+        judged = self.grades.get(query, {})
+        here = set(docs)
+        missed = [grade for doc, grade in judged.items() if grade > 0 and doc not in here]
+        return {"labels": [judged.get(doc, 0.0) for doc in docs], "missed": missed}
+
+
+def _rank_labels(query: str, docs: list[str], ranks: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
+    return {"labels": (len(docs) - np.searchsorted(ranks, ranks, side="right")).astype(np.float64)}
+
+
+def _score_labels(query: str, docs: list[str], ranks: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
+    return {"labels": scores}
+
+
+def _parts(ir_dataset: str | None, **parts: Any) -> dict[str, Any]:
+    """What is given, and what ir-datasets gives in place of the rest."""
+    if missing := [name for name, part in parts.items() if part is None and ir_dataset is None]:
+        raise ValueError(f"There is no {' and no '.join(missing)}: give a file, or an ir_dataset that has it.")
+    return {name: IrDatasetPart(str(ir_dataset), name) if part is None else part for name, part in parts.items()}
+
+
+def _opened(part: Any) -> Any:
+    return part.open() if isinstance(part, IrDatasetPart) else part
+
+
+class _Collection:
+    """A run on disk beside its documents and queries."""
+
+    def __init__(self, parts: Mapping[str, Any], folder: Path, tally: Tally) -> None:
+        self.name, self.tally = str(parts["run"]), tally
+        self.texts = read_queries(_opened(parts["queries"]), tally)
+        self.corpus = Corpus(_opened(parts["corpus"]), folder / "texts", tally)
+        run = parts["run"]
+        self.run = RunSpool(run.open() if isinstance(run, IrDatasetPart) else parse_run(run, tally), folder / "run")
+
+    def write(self, output: Path, by: Key, depth: int | None, make: Labels, keep_all: bool) -> None:
+        """Write lists in order of ``by``; those of one label only with ``keep_all``.
+
+        Raises:
+            ValueError: ``depth`` is below 1, or no list is left; in strict mode, a fault.
+        """
+        if depth is not None and depth < 1:
+            raise ValueError(f"depth={depth} must be at least 1, or None.")
+        ranker = Ranker(self.name, by, depth, self.run.queries, self.texts, self.corpus, self.tally)
+        found = written = documents = 0
+        with ArrowWriter(path=str(output)) as writer, tqdm(total=len(self.run.queries), desc="Writing lists") as bar:
+            for part in self.run.parts():
+                lists = ranker(part)
+                found += len(lists)
+                for table in self._tables(lists, make, keep_all):
+                    writer.write_table(table, len(table))
+                    written += len(table)
+                    documents += len(table["docs"].combine_chunks().values)
+                bar.update(len(lists))
+            self.tally.count("lists", written)
+            self.tally.count("documents", documents)
+            if found > written:
+                self.tally.count("lists of one label dropped", found - written)
+            if not written:
+                raise ValueError(f"{self.name}: no list is left. {self.tally.sentence()}")
+            writer.finalize()
+
+    def _tables(self, lists: RankedLists, make: Labels, keep_all: bool) -> Iterator[pa.Table]:
+        """Lists as rows, some megabytes of text at a time."""
+        chosen: list[int] = []
+        numbers: list[dict[str, Any]] = []
+        size = 0
+        for place in range(len(lists)):
+            own = slice(lists.starts[place], lists.starts[place + 1])
+            docs = lists.docs[own.start : own.stop].to_pylist()
+            columns = make(lists.queries[place], docs, lists.ranks[own], lists.scores[own])
+            if keep_all or min(columns["labels"]) < max(columns["labels"]):
+                chosen.append(place)
+                numbers.append(columns)
+                size += int(self.corpus.lengths[lists.rows[own]].sum())
+            if size > BYTES:
+                yield self._table(lists, chosen, numbers)
+                chosen, numbers, size = [], [], 0
+        if chosen:
+            yield self._table(lists, chosen, numbers)
+
+    def _table(self, lists: RankedLists, chosen: list[int], numbers: list[dict[str, Any]]) -> pa.Table:
+        places = np.concatenate([np.arange(lists.starts[place], lists.starts[place + 1]) for place in chosen])
+        offsets = pa.array(np.cumsum([0, *np.diff(lists.starts)[chosen]]), pa.int32())
+        queries = [lists.queries[place] for place in chosen]
+        columns = {
+            "query": pa.array([self.texts[query] for query in queries]),
+            "docs": pa.ListArray.from_arrays(offsets, self.corpus.take(lists.rows[places])),
+        }
+        for name in numbers[0]:
+            columns[name] = pa.array([own[name] for own in numbers], pa.list_(pa.float64()))
+        columns["query_id"] = pa.array(queries)
+        columns["doc_ids"] = pa.ListArray.from_arrays(offsets, lists.docs.take(pa.array(places)))
+        return pa.table(columns)
