@@ -103,6 +103,19 @@ class _SkipSmall(torch.autograd.Function):
         return gradient.masked_fill(gradient.abs() < limits, 0.0), None, None
 
 
+@contextmanager
+def count_saved(saved: dict[int, int]) -> Iterator[None]:
+    """Note the bytes of each storage that graphs keep from here on, by its address; those that stand there stay."""
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved.setdefault(storage.data_ptr(), storage.nbytes())
+        return tensor.detach()  # a node that keeps its own output would keep itself
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        yield
+
+
 def take_rows(features: Features, rows: Tensor) -> Features:
     """The features of some pairs, without the padding columns that all of them share, on the padded side only."""
     mask = features["attention_mask"]
@@ -196,16 +209,10 @@ def _run(stage: Stage, features: Features, device: torch.device) -> _Part:
 def _run_first(stage: Stage, features: Features, device: torch.device) -> tuple[_Part, Any, list[Tensor], int]:
     """The first part, its outputs with their graph, the parameters in that, and the bytes of activations it keeps."""
     saved: dict[int, int] = {}
-
-    def count(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # a node that keeps its own output would keep itself
-
     live: dict[str, Tensor] = {}
 
     def watched(features: Features) -> dict[str, Tensor]:
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        with count_saved(saved):
             live.update(stage(features))
         return live
 

@@ -55,6 +55,7 @@ class MiniBatches(NamedTuple):
 
     order: Tensor
     features: list[Features]
+    prefixes: Sequence[Features] = ()  #: what pairs begin with, where that runs apart (see shared_prefix.py)
 
 
 def cut_pairs(
@@ -133,7 +134,7 @@ def score_mini_batches(
     """
     bare = unwrap(model)
     of_sets = isinstance(bare, SetRankCrossEncoder)
-    stage: Stage = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(_scores, bare)
+    stage: Stage = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(pair_scores, bare)
     *earlier, last = (batch_to_device(features, bare.device) for features in batches.features)
     if recompute and torch.is_grad_enabled():
         space = free_memory(bare.device, list(bare.parameters())) if recompute == "auto" else 0.0
@@ -142,9 +143,9 @@ def score_mini_batches(
         parts = [stage(features) for features in earlier]
     if of_sets:
         scored = {**last, "encoded": parts, "pair_order": batches.order, "list_sizes": list_sizes}
-        flat = _scores(model, scored)["scores"]
+        flat = pair_scores(model, scored)["scores"]
     else:
-        flat = torch.cat([part["scores"] for part in [*parts, _scores(model, last)]])
+        flat = torch.cat([part["scores"] for part in [*parts, pair_scores(model, last)]])
     if flat.numel() != batches.order.numel():
         raise ValueError(
             f"The model returned {flat.numel()} scores for {batches.order.numel()} pairs; expected one each."
@@ -157,7 +158,8 @@ def unwrap(model: nn.Module) -> CrossEncoder:
     return cast(CrossEncoder, model.module if isinstance(model, DistributedDataParallel) else model)
 
 
-def _scores(model: nn.Module, features: Features) -> dict[str, Tensor]:
+def pair_scores(model: nn.Module, features: Features) -> dict[str, Tensor]:
+    """``(pairs,)`` "scores" of one forward pass."""
     # A model writes its outputs into the dictionary that it is given; a second pass must not find those of the first.
     return {"scores": model(dict(features))["scores"].reshape(-1)}
 

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
 )
 
 from st_listwise import SetRankConfig, SetRankCrossEncoder
@@ -32,10 +33,16 @@ def tiny_bert(seed: int = 0, dropout: float = 0.0, num_labels: int = 1) -> Cross
     return _randomised(model, seed, dropout)
 
 
-def tiny_decoder(seed: int = 0, dropout: float = 0.0) -> CrossEncoder:
-    """A Qwen3-style decoder of 2 layers that is padded on the left; the score is logit(yes) - logit(no)."""
-    model = CrossEncoder(str(_decoder_folder()), activation_fn=nn.Identity())
-    return _randomised(model, seed, dropout)
+def tiny_decoder(
+    seed: int = 0, dropout: float = 0.0, template: bool = False, head: bool = False, **config: Any
+) -> CrossEncoder:
+    """A Qwen3-style decoder of 2 layers that is padded on the left; the score is logit(yes) - logit(no).
+
+    ``template``: pairs pass a chat template with an instruction before the query and a turn after the document.
+    ``head``: a head of sequence classification scores the last token.
+    """
+    folder = decoder_folder(template, head, **config)
+    return _randomised(CrossEncoder(str(folder), activation_fn=nn.Identity()), seed, dropout)
 
 
 def tiny_set(seed: int = 0, dropout: float = 0.0, **config: Any) -> SetRankCrossEncoder:
@@ -96,28 +103,46 @@ def _bert_folder(num_labels: int) -> Path:
     return folder
 
 
+CHAT_TEMPLATE = (
+    "{%- set system = messages | selectattr('role', 'eq', 'system') | map(attribute='content') | first -%}"
+    "{%- set query = messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first -%}"
+    "{%- set document = messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first -%}"
+    "<turn>say yes or no.<end><turn>instruct: {{ system or 'find answers' }} query: {{ query }}"
+    " document: {{ document }}<end><turn>answer: "
+)
+
+
 @lru_cache
-def _decoder_folder() -> Path:
+def decoder_folder(template: bool = False, head: bool = False, **config: Any) -> Path:
+    """Where a decoder is saved, with the shape of its configuration changed by ``config``."""
     folder = Path(mkdtemp(prefix="tiny-decoder-"))
-    vocab = ["<pad>", "<unk>", "yes", "no", " ", *CHARACTERS]
+    turns = ["<turn>", "<end>"] if template else []
+    vocab = ["<pad>", "<unk>", "yes", "no", " ", *CHARACTERS, *turns]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocab)}, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
-    config = Qwen3Config(
-        vocab_size=len(vocab),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=64,
-        max_position_embeddings=256,
-        pad_token_id=0,
-        eos_token_id=0,
-        bos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    shape = {
+        "vocab_size": len(vocab),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 64,
+        "max_position_embeddings": 256,
+        "pad_token_id": 0,
+        "eos_token_id": 0,
+        "bos_token_id": None,
+    }
+    architecture = Qwen3ForSequenceClassification if head else Qwen3ForCausalLM
+    architecture(Qwen3Config(**{**shape, **({"num_labels": 1} if head else {}), **config})).save_pretrained(folder)
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=256, padding_side="left", pad_token="<pad>", unk_token="<unk>"
+        tokenizer_object=tokenizer,
+        model_max_length=256,
+        padding_side="left",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        extra_special_tokens=turns,
+        chat_template=CHAT_TEMPLATE if template else None,
     ).save_pretrained(folder)
     return folder

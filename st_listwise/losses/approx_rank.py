@@ -23,7 +23,8 @@ class ADRMSELoss(ListwiseLoss):
         model: CrossEncoder with one output label.
         alpha: Steepness of the rank approximation, above 0. Default: 1, the paper's.
         activation_fn: Applied to the scores before the loss. Default: none.
-        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
+        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``,
+            ``recompute``, ``share_prefix``.
         discount: Weight of true rank r: "log2" :math:`1 / \log_2(1 + r)`, the paper's; "reciprocal"; "none".
         normalize: Divide rank differences by n - 1, so that long lists do not outweigh short ones.
 
@@ -111,7 +112,8 @@ class ApproxNDCGLoss(ListwiseLoss):
             alpha 1, 2, 5, 10 was .732, .741, .751, .741 with seed 12, and .751, .760 for 5, 10 with seed 13; test MAP
             .679, .698, .708, .709, and .697, .701. The function's default is 1.
         activation_fn: Applied to the scores before the loss. Default: none.
-        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
+        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``,
+            ``recompute``, ``share_prefix``.
         top_k: Cut-off of the metric, approximated smoothly. Default: the whole list.
         gain: "exponential": :math:`2^y - 1`, labels from 0 to below 128; "linear": y.
 
@@ -194,7 +196,8 @@ class ApproxMRRLoss(ListwiseLoss):
         model: CrossEncoder with one output label.
         alpha: Steepness of the rank approximation, above 0. Default: 1.
         activation_fn: Applied to the scores before the loss. Default: none.
-        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
+        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``,
+            ``recompute``, ``share_prefix``.
 
     References:
         - A General Approximation Framework for Direct Optimization of Information Retrieval Measures: https://doi.org/10.1007/s10791-009-9124-x

@@ -16,9 +16,10 @@ from typing_extensions import TypedDict
 
 from st_listwise.functional.lists import length_mask, pad_lists
 from st_listwise.losses.checks import check_batch
-from st_listwise.recompute import skip_small
+from st_listwise.recompute import Features, skip_small
 from st_listwise.scoring import MiniBatches, cut_pairs, score_mini_batches, truncated_alike, unwrap
 from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
+from st_listwise.shared_prefix import check_shares_prefix, score_after_prefixes, split_prefixes
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class ScoringOptions(TypedDict, total=False):
 
     mini_batch_tokens: int | None
     recompute: bool | Literal["auto"]
+    share_prefix: bool
     skip_below: float
 
 
@@ -48,11 +50,9 @@ class ReadyBatch:
 
     def pin_memory(self) -> ReadyBatch:
         """Called by the data loader with ``pin_memory=True``: tokens then move to a GPU without waiting."""
-        pinned = [
-            {name: value.pin_memory() if isinstance(value, Tensor) else value for name, value in features.items()}
-            for features in self.mini_batches.features
-        ]
-        return replace(self, mini_batches=self.mini_batches._replace(features=pinned))
+        batches = self.mini_batches
+        features, prefixes = ([_pinned(part) for part in parts] for parts in (batches.features, batches.prefixes))
+        return replace(self, mini_batches=batches._replace(features=features, prefixes=prefixes))
 
 
 class ListwiseLoss(nn.Module, ABC):
@@ -71,12 +71,17 @@ class ListwiseLoss(nn.Module, ABC):
             memory of a mini-batch for a step of any size, for at most one more forward pass. Dropout is replayed;
             documents whose gradient is exactly zero are not computed again. "auto": only what does not fit into half
             of the free memory is computed again.
+        share_prefix: For decoders. What all pairs of a list begin with, such as instruction and query, is computed
+            once for all its documents: same scores, same gradient. Positions count from the first real token, and
+            limits of mini-batches count each document's own tokens. With ``recompute`` every mini-batch is computed
+            again whole, and keys and values of the prefixes stay.
         skip_below: With ``recompute``: leave documents out of the second pass whose gradient, in absolute value, is
             below this share of the largest one of their list. The gradient is then no longer exact. A model that
             draws random numbers (dropout) can leave out whole mini-batches only. 0: none. See tests/benchmarks.
 
     Raises:
-        ValueError: the model has more than one output label, or a limit makes no sense.
+        ValueError: the model has more than one output label, a limit makes no sense, or the model cannot share a
+            prefix.
 
     Example:
         A loss of your own is one function of padded lists::
@@ -96,6 +101,7 @@ class ListwiseLoss(nn.Module, ABC):
         *,
         mini_batch_tokens: int | None = None,
         recompute: bool | Literal["auto"] = False,
+        share_prefix: bool = False,
         skip_below: float = 0.0,
     ) -> None:
         super().__init__()
@@ -108,8 +114,12 @@ class ListwiseLoss(nn.Module, ABC):
             raise ValueError(f"mini_batch_tokens={mini_batch_tokens!r} must be at least 1, or None.")
         if recompute not in (True, False, "auto") or (isinstance(recompute, int) and not isinstance(recompute, bool)):
             raise ValueError(f'recompute={recompute!r} must be True, False or "auto".')
+        if share_prefix:
+            check_shares_prefix(model)
         if not 0 <= skip_below < 1 or (skip_below and not recompute):
             raise ValueError(f"skip_below={skip_below!r} must be from 0 to below 1, and needs recompute.")
+        if skip_below and share_prefix:
+            raise ValueError("skip_below: with share_prefix mini-batches are computed again whole; leave one out.")
         if skip_below and isinstance(model, SetRankCrossEncoder):
             raise ValueError("skip_below: documents of a set model have no gradient of their own; leave it out.")
         if skip_below and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
@@ -121,6 +131,7 @@ class ListwiseLoss(nn.Module, ABC):
         self.mini_batch_size = mini_batch_size
         self.mini_batch_tokens = mini_batch_tokens
         self.recompute = recompute
+        self.share_prefix = share_prefix
         self.skip_below = skip_below
         self._told: set[str] = set()  #: what is logged once
 
@@ -180,7 +191,10 @@ class ListwiseLoss(nn.Module, ABC):
         self._announce(batch)
         self._warn_if_long(batch)
         self._warn_if_truncated(batch)
-        scores = score_mini_batches(self.model, batch.mini_batches, batch.sizes, recompute=self.recompute)
+        if self.share_prefix:
+            scores = score_after_prefixes(self.model, batch.mini_batches, recompute=self.recompute)
+        else:
+            scores = score_mini_batches(self.model, batch.mini_batches, batch.sizes, recompute=self.recompute)
         scores = scores if scores.dtype == torch.float64 else scores.float()
         self._warn_if_saturated(scores.detach())
         return batch, skip_small(scores, batch.sizes, self.skip_below) if self.skip_below else scores
@@ -210,16 +224,14 @@ class ListwiseLoss(nn.Module, ABC):
             ValueError: bad input, with the query and the document.
         """
         batch = check_batch(inputs, labels, type(self).__name__)
-        mini_batches = cut_pairs(
-            self.model,
-            batch.pairs,
-            mini_batch_size=self.mini_batch_size,
-            mini_batch_tokens=self.mini_batch_tokens,
-            prompt=prompt,
-            task=task,
-        )
+        limits = {"mini_batch_size": self.mini_batch_size, "mini_batch_tokens": self.mini_batch_tokens}
+        whole = {"mini_batch_size": 0}
+        cut = whole if self.share_prefix else limits
+        mini_batches = cut_pairs(self.model, batch.pairs, prompt=prompt, task=task, **cut)
         longest = getattr(unwrap(self.model), "max_seq_length", None)
         alike = 0 if "truncated" in self._told else truncated_alike(mini_batches, longest)
+        if self.share_prefix:
+            mini_batches = split_prefixes(self.model, mini_batches, batch.sizes, **limits)
         return ReadyBatch(batch.sizes, batch.labels, batch.weights, mini_batches, alike)
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -229,6 +241,7 @@ class ListwiseLoss(nn.Module, ABC):
             "mini_batch_size": self.mini_batch_size,
             "mini_batch_tokens": self.mini_batch_tokens,
             "recompute": self.recompute,
+            "share_prefix": self.share_prefix,
             "skip_below": self.skip_below,
         }
 
@@ -244,19 +257,21 @@ class ListwiseLoss(nn.Module, ABC):
     def _announce(self, batch: ReadyBatch) -> None:
         if "announced" not in self._told:
             self._told.add("announced")
-            queries, pairs, forwards = len(batch.sizes), sum(batch.sizes), len(batch.mini_batches.features)
+            queries, pairs = len(batch.sizes), sum(batch.sizes)
+            forwards = len(batch.mini_batches.features) + len(batch.mini_batches.prefixes)
             logger.info(
                 f"{type(self).__name__}: a batch of {queries} queries = {pairs} pairs = {forwards} forward passes."
             )
 
     def _warn_if_long(self, batch: ReadyBatch) -> None:
-        mask = batch.mini_batches.features[0].get("attention_mask")
-        if "long" in self._told or self.mini_batch_tokens is None or not isinstance(mask, Tensor):
+        features = batch.mini_batches.features[0]
+        if "long" in self._told or self.mini_batch_tokens is None or "attention_mask" not in features:
             return
-        if mask.shape[-1] > self.mini_batch_tokens:
+        tokens = features["input_ids"].shape[-1]
+        if tokens > self.mini_batch_tokens:
             self._told.add("long")
             logger.warning(
-                f"A pair of {mask.shape[-1]} tokens is longer than mini_batch_tokens={self.mini_batch_tokens}: it is "
+                f"A pair of {tokens} tokens is longer than mini_batch_tokens={self.mini_batch_tokens}: it is "
                 "scored alone, and takes the memory of its length."
             )
 
@@ -279,6 +294,10 @@ class ListwiseLoss(nn.Module, ABC):
                 f"Scores have passed {SATURATED}, where the sigmoid that this model's predict() applies is 1 exactly: "
                 "documents will tie. Build the model with CrossEncoder(..., activation_fn=torch.nn.Identity())."
             )
+
+
+def _pinned(features: Features) -> Features:
+    return {name: value.pin_memory() if isinstance(value, Tensor) else value for name, value in features.items()}
 
 
 def _activation(activation_fn: nn.Module | str | None) -> nn.Module:

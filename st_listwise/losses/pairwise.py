@@ -44,7 +44,8 @@ class LambdaLoss(ListwiseLoss):
         eps: Smallest ideal DCG to divide by.
         reduction_log: "binary" or "natural" logarithm.
         activation_fn: Applied to the scores before the loss. Default: none.
-        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
+        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``,
+            ``recompute``, ``share_prefix``.
         mu: Weight of "ndcg2" in "ndcg2pp".
         gain: "exponential": :math:`2^y - 1`, labels from 0 to below 128; "linear": y.
 
@@ -158,7 +159,8 @@ class RankNetLoss(ListwiseLoss):
         eps: Not used; sentence-transformers' argument of this name, kept in its place.
         reduction_log: "binary" or "natural" logarithm.
         activation_fn: Applied to the scores before the loss. Default: none.
-        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
+        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``,
+            ``recompute``, ``share_prefix``.
 
     References:
         - Learning to Rank using Gradient Descent: https://doi.org/10.1145/1102351.1102363

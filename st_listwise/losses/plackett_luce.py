@@ -62,7 +62,8 @@ class ListMLELoss(_RankingLoss):
     Args:
         model: CrossEncoder with one output label.
         activation_fn: Applied to the scores before the loss. Default: none.
-        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
+        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``,
+            ``recompute``, ``share_prefix``.
         respect_input_order: Learn the order in which documents are given, whatever their labels. Default: False, the
             labels decide.
         ties: Documents of one label: "breslow" leaves their order open, "random" draws one at each step, "input" takes
@@ -160,7 +161,8 @@ class PListMLELoss(_RankingLoss):
             ``PListMLELambdaWeight`` or any function from a ``(1, docs)`` bool mask to ``(1, docs)`` weights, called for
             each list length by itself; None: all alike, which is ListMLE.
         activation_fn: Applied to the scores before the loss. Default: none.
-        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
+        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``,
+            ``recompute``, ``share_prefix``.
         respect_input_order: Learn the order in which documents are given, whatever their labels. Default: False.
         ties: As in :class:`ListMLELoss`; under "breslow" tied documents share the mean of their weights.
 
@@ -246,7 +248,8 @@ class ListNetLoss(ListwiseLoss):
     Args:
         model: CrossEncoder with one output label.
         activation_fn: Applied to the scores before the loss. Default: none.
-        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
+        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``,
+            ``recompute``, ``share_prefix``.
         label_temperature: t above 0; smaller sharpens the target towards the best documents.
 
     References:
@@ -320,7 +323,8 @@ class AttentionRankLoss(ListwiseLoss):
     Args:
         model: CrossEncoder with one output label.
         activation_fn: Applied to the scores before the loss. Default: none.
-        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
+        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``,
+            ``recompute``, ``share_prefix``.
 
     References:
         - SetRank: Learning a Permutation-Invariant Ranking Model: https://arxiv.org/abs/1912.05891
