@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from datasets import Dataset, DatasetDict
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.cross_encoder.losses import ListNetLoss as UpstreamListNetLoss
+from separate_runs import count_together, finish, rows, start
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_models import tiny_bert, tiny_set
 
@@ -187,3 +189,16 @@ def test_a_trainer_without_a_loss_of_ours_is_refused(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, model, UpstreamListNetLoss(model))
     with pytest.raises(ValueError, match=r"losses of st_listwise; this trainer's is ListNetLoss\."):
         ListStatisticsCallback(trainer)
+
+
+def test_two_processes_log_what_both_have_seen(tmp_path: Path) -> None:
+    port = 20000 + (os.getpid() + 1) % 20000
+    processes = [start(count_together, rank, port, tmp_path) for rank in range(2)]
+    assert [finish(process) for process in processes] == [0, 0]
+    model, lists = tiny_bert(), list(rows())
+    scores = [model.predict([(row["query"], doc) for doc in row["docs"]]).tolist() for row in lists]
+    expected = statistics.fmean(statistics.pstdev(own) for own in scores)
+    log = torch.load(tmp_path / "log.pt")
+    assert [entry["score_spread"] for entry in log if "score_spread" in entry] == [pytest.approx(expected, rel=1e-3)]
+    assert [e["eval_score_spread"] for e in log if "eval_score_spread" in e] == [pytest.approx(expected, rel=1e-3)]
+    assert [entry["lists_that_teach"] for entry in log if "lists_that_teach" in entry] == [1.0]
