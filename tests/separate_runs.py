@@ -102,6 +102,7 @@ def count_together(rank: int, port: int, folder: Path) -> None:
         output_dir=str(folder),
         max_steps=5,
         per_device_train_batch_size=1,
+        per_device_eval_batch_size=1,
         learning_rate=0.0,
         save_strategy="no",
         logging_steps=5,
