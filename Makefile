@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUTPUT ?= output/demo
 
-.PHONY: setup train setrank test lint format bench clean
+.PHONY: setup train setrank test ecosystem lint format bench clean
 
 setup: $(VENV)/.done
 
@@ -24,6 +24,12 @@ setrank: setup  ## train SetRank on numeric documents that the script makes itse
 test: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses auto
 
+ecosystem:  ## LoRA, ONNX, and the rerankers of LangChain, LlamaIndex and rerankers, in an environment of their own
+	$(PYTHON) -m venv $(VENV)-ecosystem
+	$(VENV)-ecosystem/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(VENV)-ecosystem/bin/python -m pip install --quiet --editable ".[ecosystem]"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-ecosystem/bin/pytest tests/ecosystem
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,4 +43,4 @@ bench: setup  ## speed and memory against sentence-transformers' losses
 	HF_HUB_OFFLINE=1 $(BIN)/python tests/benchmarks/training_step.py
 
 clean:
-	rm -rf $(VENV) output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-ecosystem output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -225,3 +225,17 @@ def test_a_run_leaves_model_card_curve_and_metrics_and_survives_a_failed_push(
     assert set(metrics["metrics"]["test"]) == {"BM25", "before", "after"}
     assert "hf_secret" not in content + card
     assert not list(output.glob("*.tmp*"))
+
+
+def test_a_run_goes_on_from_its_last_checkpoint_and_has_logged_what_lists_do(
+    trained: tuple[int, Path], tmp_path: Path
+) -> None:
+    _, output = trained
+    args = train_listwise.TrainingArguments(output_dir=str(output), resume_from_checkpoint="last", use_cpu=True)
+    assert train_listwise.checkpoint_to_resume(args) == str(output / "checkpoint-8")
+    args.output_dir = str(tmp_path)
+    assert train_listwise.checkpoint_to_resume(args) is None
+    args.resume_from_checkpoint = "a folder"
+    assert train_listwise.checkpoint_to_resume(args) == "a folder"
+    state = json.loads((output / "checkpoint-8" / "trainer_state.json").read_text(encoding="utf-8"))
+    assert [entry["lists_that_teach"] for entry in state["log_history"] if "lists_that_teach" in entry] == [1.0] * 8
