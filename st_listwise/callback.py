@@ -58,7 +58,7 @@ class ListStatisticsCallback(TrainerCallback):
     Args:
         trainer: The trainer whose losses are watched, one or a dictionary of them. At least one is of this package.
         min_spread: A spread below this, ``patience`` logs in a row, of training or of evaluation, is warned about,
-            once.
+            once. A new head on MiniLM-L6 starts at 0.013.
         patience: See there.
 
     Raises:

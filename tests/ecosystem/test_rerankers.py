@@ -1,4 +1,4 @@
-"""A trained pointwise model in the rerankers of LangChain, LlamaIndex and rerankers: their scores and order are ours."""
+"""A trained pointwise model in LangChain, LlamaIndex and rerankers: their scores and order are ours."""
 
 from __future__ import annotations
 
