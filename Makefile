@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUTPUT ?= output/demo
 
-.PHONY: setup train setrank test lint format bench cards clean
+.PHONY: setup train setrank test ecosystem lint format bench cards clean
 
 setup: $(VENV)/.done
 
@@ -24,6 +24,12 @@ setrank: setup  ## train SetRank on numeric documents that the script makes itse
 test: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses auto
 
+ecosystem:  ## LoRA, ONNX, and the rerankers of LangChain, LlamaIndex and rerankers, in an environment of their own
+	$(PYTHON) -m venv $(VENV)-ecosystem
+	$(VENV)-ecosystem/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(VENV)-ecosystem/bin/python -m pip install --quiet --editable ".[ecosystem]"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VENV)-ecosystem/bin/pytest tests/ecosystem
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,4 +46,4 @@ cards: setup  ## model cards from the results files of runs
 	$(BIN)/python examples/ms_marco/card.py model_cards/results/*.json --about model_cards/about.json --output_dir model_cards
 
 clean:
-	rm -rf $(VENV) output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-ecosystem output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from st_listwise import functional, losses, modules
+from st_listwise.callback import ListStatisticsCallback
 from st_listwise.data_collator import ListwiseDataCollator
 from st_listwise.losses import (
     ADRMSELoss,
@@ -45,6 +46,7 @@ __all__ = [
     "LambdaLoss",
     "ListMLELoss",
     "ListNetLoss",
+    "ListStatisticsCallback",
     "ListwiseDataCollator",
     "ListwiseLoss",
     "PListMLELoss",

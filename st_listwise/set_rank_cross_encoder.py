@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 DOCUMENTS_AT_ONCE = 8192
 #: What an encoded pair leaves for set attention.
 ENCODED = ("sentence_embedding", "initial_scores")
+NOT_IN_ONNX = (
+    "other runtimes are given single pairs, and set layers score all documents of a query together. Run it with "
+    "torch, or train a pointwise CrossEncoder for them."
+)
 
 Features = dict[str, Any]
 Pair = Sequence[Any]
@@ -94,8 +98,8 @@ class SetRankCrossEncoder(CrossEncoder):
             identity unless it is given.
 
     Raises:
-        ValueError: there is not one of a name, features and modules; more than one label; or ``set_rank`` or
-            ``pooling`` for a saved set model, which has its own.
+        ValueError: there is not one of a name, features and modules; more than one label; a backend other than
+            "torch"; or ``set_rank`` or ``pooling`` for a saved set model, which has its own.
         ImportError: the saved model needs a newer version of this package.
 
     Example:
@@ -123,6 +127,8 @@ class SetRankCrossEncoder(CrossEncoder):
     ) -> None:
         if options.get("num_labels") not in (None, 1):
             raise ValueError(f"num_labels={options['num_labels']}: a SetRankCrossEncoder gives one score a document.")
+        if options.get("backend", "torch") != "torch":
+            raise ValueError(f"backend={options['backend']!r} is not for set models: {NOT_IN_ONNX}")
         if sum(source is not None for source in (model_name_or_path, features, modules)) != 1:
             raise ValueError("Give one of model_name_or_path, features=FeatureVectors.fit(...), and modules.")
         self._set_rank = set_rank

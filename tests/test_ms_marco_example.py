@@ -183,9 +183,10 @@ def test_bm25_by_hand() -> None:
     assert scores.tolist() == pytest.approx([expected, 0.0])
 
 
-@pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Path]:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     """A whole run on a tiny model, with a push to a hub that is not there."""
+    folder = tmp_path_factory.mktemp("trained")
     words = ["bear", "paris", "light", "stone", "river"]
     rows = [
         qna(f"find {w}", (f"a {w} here", 1), ("nothing", 0), (f"not {v}", 0))
@@ -193,15 +194,15 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Path]
         for v in words
         for _ in "ab"
     ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    tiny_bert().save_pretrained(str(tmp_path / "tiny"))
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    arguments = f"""--dataset {tmp_path}/rows.jsonl --model {tmp_path}/tiny --output_dir {tmp_path}/output
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tiny_bert().save_pretrained(str(folder / "tiny"))
+    arguments = f"""--dataset {folder}/rows.jsonl --model {folder}/tiny --output_dir {folder}/output
         --loss ADRMSELoss
         --eval_queries 5 --max_steps 8 --use_cpu 1 --disable_tqdm 1 --learning_rate 0.003 --push_to_hub
-        --hub_model_id owner/name --hub_token hf_secret --test_file {tmp_path}/rows.jsonl""".split()
-    status = train_listwise.main([*arguments, "--loss_args", '{"alpha": 2}'])
-    return status, tmp_path / "output"
+        --hub_model_id owner/name --hub_token hf_secret --test_file {folder}/rows.jsonl""".split()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+        return train_listwise.main([*arguments, "--loss_args", '{"alpha": 2}']), folder / "output"
 
 
 def test_a_run_leaves_model_card_curve_and_metrics_and_survives_a_failed_push(
@@ -225,3 +226,17 @@ def test_a_run_leaves_model_card_curve_and_metrics_and_survives_a_failed_push(
     assert set(metrics["metrics"]["test"]) == {"BM25", "before", "after"}
     assert "hf_secret" not in content + card
     assert not list(output.glob("*.tmp*"))
+
+
+def test_a_run_goes_on_from_its_last_checkpoint_and_has_logged_what_lists_do(
+    trained: tuple[int, Path], tmp_path: Path
+) -> None:
+    _, output = trained
+    args = train_listwise.TrainingArguments(output_dir=str(output), resume_from_checkpoint="last", use_cpu=True)
+    assert train_listwise.checkpoint_to_resume(args) == str(output / "checkpoint-8")
+    args.output_dir = str(tmp_path)
+    assert train_listwise.checkpoint_to_resume(args) is None
+    args.resume_from_checkpoint = "a folder"
+    assert train_listwise.checkpoint_to_resume(args) == "a folder"
+    state = json.loads((output / "checkpoint-8" / "trainer_state.json").read_text(encoding="utf-8"))
+    assert [entry["lists_that_teach"] for entry in state["log_history"] if "lists_that_teach" in entry] == [1.0] * 8

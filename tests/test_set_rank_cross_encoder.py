@@ -204,6 +204,13 @@ def test_a_trained_pointwise_model_gives_its_encoder(tmp_path: Path) -> None:
         assert torch.equal(parameter, expected[name])
 
 
+@pytest.mark.parametrize("backend", ["onnx", "openvino"])
+def test_a_runtime_that_is_given_single_pairs_is_refused(tmp_path: Path, backend: str) -> None:
+    tiny_set().save_pretrained(str(tmp_path))
+    with pytest.raises(ValueError, match=rf"backend='{backend}' is not for set models: .* Run it with torch"):
+        SetRankCrossEncoder(str(tmp_path), backend=backend)
+
+
 def test_what_cannot_be_built_is_refused() -> None:
     with pytest.raises(ValueError, match="Give one of model_name_or_path, features"):
         SetRankCrossEncoder()

@@ -33,7 +33,8 @@ from sentence_transformers.cross_encoder.evaluation import CrossEncoderNanoBEIRE
 from sources import load_model, load_rows
 from transformers import HfArgumentParser, set_seed
 
-from st_listwise import ListwiseDataCollator, ListwiseLoss, losses
+from st_listwise import ListStatisticsCallback, ListwiseDataCollator, ListwiseLoss, losses
+from st_listwise.checkpoints import last_complete_checkpoint
 from st_listwise.evaluation import GradedRerankingEvaluator
 
 logger = logging.getLogger("train_listwise")
@@ -100,6 +101,9 @@ class TrainingArguments(CrossEncoderTrainingArguments):
     load_best_model_at_end: bool = field(default=True, metadata={"help": "end with the best evaluated checkpoint"})
     logging_steps: float = field(default=0.02, metadata={"help": "steps, or below 1 their share of all steps"})
     dataloader_pin_memory: bool = field(default=torch.cuda.is_available(), metadata={"help": "of use with a GPU"})
+    resume_from_checkpoint: str | None = field(
+        default=None, metadata={"help": "folder of a checkpoint, or 'last': the newest complete one, if there is one"}
+    )
     report_to: None | str | list[str] = field(  # noqa: RUF036  # the parser looks at the second
         default="none", metadata={"help": "wandb, tensorboard, ..."}
     )
@@ -150,7 +154,7 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
     guide = nano_beir(script) or sets["held-out"]
     args.learning_rate_mapping = script.learning_rates() | dict(args.learning_rate_mapping or {})  # type: ignore[arg-type]
     trainer = build_trainer(model, args, train, loss, guide)
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=checkpoint_to_resume(args))
     if not trainer.is_world_process_zero():
         return 0  # one process measures, writes and pushes
     for name, evaluator in sets.items():
@@ -261,9 +265,19 @@ def build_trainer(
     metric = metric if not name or metric.startswith(f"{name}_") else f"{name}_{metric}"
     choose_best_by(args, metric)
     in_workers = ListwiseDataCollator(loss, prompts=args.prompts) if args.dataloader_num_workers else None
-    return CrossEncoderTrainer(
+    trainer = CrossEncoderTrainer(
         model=model, args=args, train_dataset=train, loss=loss, evaluator=guide, data_collator=in_workers
     )
+    trainer.add_callback(ListStatisticsCallback(trainer))
+    return trainer
+
+
+def checkpoint_to_resume(args: TrainingArguments) -> str | None:
+    if args.resume_from_checkpoint != "last":
+        return args.resume_from_checkpoint
+    checkpoint = last_complete_checkpoint(str(args.output_dir))
+    logger.info(f"Training goes on from {checkpoint}." if checkpoint else "No checkpoint to go on from: a new start.")
+    return checkpoint
 
 
 def choose_best_by(args: CrossEncoderTrainingArguments, metric: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -133,6 +133,7 @@ class ListwiseLoss(nn.Module, ABC):
         self.recompute = recompute
         self.share_prefix = share_prefix
         self.skip_below = skip_below
+        self.on_scores: Callable[[ReadyBatch, Tensor], None] | None = None  #: is shown each batch and its scores
         self._told: set[str] = set()  #: what is logged once
 
     @abstractmethod
@@ -197,6 +198,8 @@ class ListwiseLoss(nn.Module, ABC):
             scores = score_mini_batches(self.model, batch.mini_batches, batch.sizes, recompute=self.recompute)
         scores = scores if scores.dtype == torch.float64 else scores.float()
         self._warn_if_saturated(scores.detach())
+        if self.on_scores is not None:
+            self.on_scores(batch, scores.detach())
         return batch, skip_small(scores, batch.sizes, self.skip_below) if self.skip_below else scores
 
     def mean_loss(self, batch: ReadyBatch, scores: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sentence_transformers.base.modules import Module
@@ -17,8 +20,13 @@ class SavedModule(Module):
         return cls(**config)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        self.save_config(output_path)
-        self.save_torch_weights(output_path, safe_serialization=safe_serialization)
+        """Write to temporary names and move: whoever is killed or meets a full disk leaves the old files whole."""
+        os.makedirs(output_path, exist_ok=True)
+        with TemporaryDirectory(dir=output_path, prefix=".saving-") as folder:
+            self.save_config(folder)
+            self.save_torch_weights(folder, safe_serialization=safe_serialization)
+            for path in Path(folder).iterdir():
+                os.replace(path, Path(output_path, path.name))
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:  # type: ignore[override]
