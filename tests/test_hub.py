@@ -130,6 +130,8 @@ SCORING = {
     "mini_batch_size": 2,
     "mini_batch_tokens": None,
     "recompute": True,
+    "share_prefix": False,
+    "skip_below": 0.0,
 }
 LOSSES = {
     "pointwise": (
