@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, cast
@@ -12,10 +11,9 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from sentence_transformers.cross_encoder import CrossEncoder
-from torch import Tensor, nn
+from torch import nn
+from torch.distributed import fsdp
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-
-logger = logging.getLogger(__name__)
 
 #: How long a process waits for the others before the first step.
 TIMEOUT = timedelta(minutes=5)
@@ -33,28 +31,22 @@ def unwrap(model: nn.Module) -> CrossEncoder:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether FSDP2 (``fully_shard``) keeps a part of each parameter on each process."""
-    return isinstance(model, getattr(dist.fsdp, "FSDPModule", ()))
+    return isinstance(model, getattr(fsdp, "FSDPModule", ()))  # as of PyTorch 2.6
 
 
 def check_wrapper(model: nn.Module) -> None:
-    """A warning where only one of several GPUs works.
+    """Refuse engines that count or gather in every forward pass, or take one for each backward pass.
 
     Raises:
-        ValueError: DeepSpeed or FSDP1, whose engines would count or gather wrongly, with what to use in their place.
+        ValueError: DeepSpeed or FSDP1, with what to use in their place.
     """
-    if isinstance(model, DataParallel):
-        logger.warning(
-            "The model is in DataParallel, which takes batches apart: the losses of st_listwise use its first GPU only. "
-            "Start the script with `accelerate launch` or `torchrun` to use all of them."
-        )
-    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
-    deepspeed = any(package == "deepspeed" for package, _ in bases)
-    if deepspeed or isinstance(model, dist.fsdp.FullyShardedDataParallel):
+    deepspeed = any(base.__module__.partition(".")[0] == "deepspeed" for base in type(model).__mro__)
+    if deepspeed or isinstance(model, fsdp.FullyShardedDataParallel):
         raise ValueError(
             f"The losses of st_listwise do not run in {'DeepSpeed' if deepspeed else 'FSDP1'} "
-            f"({type(model).__name__}): they score a batch in several forward passes before one backward pass. "
-            "Use DistributedDataParallel (`accelerate launch --multi_gpu`), with recompute=True where memory is short, "
-            "or FSDP2 (`--use_fsdp --fsdp_version 2`) for models that do not fit on one GPU."
+            f"({type(model).__name__}), as they score a batch in several forward passes before one backward pass. Use "
+            "DistributedDataParallel (`accelerate launch --multi_gpu`), with recompute=True where memory is short, or "
+            "FSDP2 (`accelerate launch --use_fsdp --fsdp_version 2`) for models that do not fit on one GPU."
         )
 
 

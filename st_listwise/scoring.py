@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
-from sentence_transformers.cross_encoder import CrossEncoder
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from st_listwise.functional.lists import cut_padded
+from st_listwise.processes import is_sharded, unwrap
+from st_listwise.recompute import Features, Stage, can_take_rows, free_memory, run_mini_batches, take_rows
 from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
-
-Features = dict[str, Any]
+from st_listwise.sharded import recomputed, run_together
 
 #: Padded tokens in a mini-batch when the user sets no limit, by device type.
 AUTO_TOKENS = {"cpu": 512, "cuda": 32768}
@@ -86,7 +84,7 @@ def cut_pairs(
     if lengths is not None:
         order = torch.argsort(lengths, descending=True, stable=True)
         cuts = limits.cut(lengths[order].tolist())
-        return MiniBatches(order, [_take(features, order[cut]) for cut in cuts])
+        return MiniBatches(order, [take_rows(features, order[cut]) for cut in cuts])
     # No attention mask to cut along (images, flattened inputs): count pairs, and preprocess each mini-batch by itself.
     by_count = Limits(limits.pairs or (AUTO_PAIRS if limits.tokens is not None else None), None)
     batches = [list(pairs[cut]) for cut in by_count.cut([1] * len(pairs))]
@@ -112,21 +110,22 @@ def truncated_alike(batches: MiniBatches, max_length: int | None) -> int:
 
 
 def score_mini_batches(
-    model: nn.Module, batches: MiniBatches, list_sizes: Sequence[int], *, recompute: bool = False
+    model: nn.Module, batches: MiniBatches, list_sizes: Sequence[int], *, recompute: bool | Literal["auto"] = False
 ) -> Tensor:
     """Score mini-batches, with gradients.
 
     The last mini-batch always keeps its graph, which the backward pass uses first. It alone goes through the DDP
     wrapper, if there is one: one forward and one all-reduce a step, however many mini-batches each process has, and
     nothing is recomputed through the wrapper. A model of sets encodes mini-batches likewise; with the last one it
-    scores all lists.
+    scores all lists. A model that FSDP2 shards takes every mini-batch, and as many on all processes.
 
     Args:
         model: As in :func:`cut_pairs`, with one output label.
         batches: From :func:`cut_pairs`.
         list_sizes: Number of documents of each query, for models that score whole lists.
         recompute: Keep activations of one mini-batch only and compute the others again in the backward pass, dropout
-            and autocast replayed.
+            and autocast replayed, pairs of zero gradient left out. "auto": only those that do not fit into half of
+            the free memory.
 
     Returns:
         ``(pairs,)`` scores in the order in which the pairs were given, in the model's precision.
@@ -135,52 +134,56 @@ def score_mini_batches(
         ValueError: the model does not return one score a pair.
     """
     bare = unwrap(model)
-    of_sets = isinstance(bare, SetRankCrossEncoder)
-    stage: Any = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(_scores, bare)
-    if recompute and torch.is_grad_enabled():
-        stage = partial(checkpoint, stage, use_reentrant=False)
-    *earlier, last = (batch_to_device(features, bare.device) for features in batches.features)
-    parts = [stage(features) for features in earlier]
-    if of_sets:
-        flat = _scores(model, {**last, "encoded": parts, "pair_order": batches.order, "list_sizes": list_sizes})
-    else:
-        flat = torch.cat([*parts, _scores(model, last)])
+    features = [batch_to_device(batch, bare.device) for batch in batches.features]
+    lists = {"pair_order": batches.order, "list_sizes": list_sizes}
+    score = _score_sharded if is_sharded(bare) else _score
+    flat = score(model, features, lists, recompute if torch.is_grad_enabled() else False)
     if flat.numel() != batches.order.numel():
         raise ValueError(
             f"The model returned {flat.numel()} scores for {batches.order.numel()} pairs; expected one each."
         )
+    of_sets = isinstance(bare, SetRankCrossEncoder)
     return flat if of_sets else flat[torch.argsort(batches.order).to(flat.device)]
 
 
-def unwrap(model: nn.Module) -> CrossEncoder:
-    """The model inside DistributedDataParallel, whose parameters and autograd nodes are the same."""
-    return cast(CrossEncoder, model.module if isinstance(model, DistributedDataParallel) else model)
+def _score(
+    model: nn.Module, features: Sequence[Features], lists: Features, recompute: bool | Literal["auto"]
+) -> Tensor:
+    """Scores in the order of mini-batches, or, of a model of sets, in that of pairs."""
+    bare = unwrap(model)
+    of_sets = isinstance(bare, SetRankCrossEncoder)
+    stage: Stage = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(_scores, bare)
+    *earlier, last = features
+    if recompute:
+        space = free_memory(bare.device, list(bare.parameters())) if recompute == "auto" else 0.0
+        parts = run_mini_batches(stage, earlier, bare.device, space)
+    else:
+        parts = [stage(batch) for batch in earlier]
+    if of_sets:
+        return _scores(model, {**last, **lists, "encoded": parts})["scores"]
+    return torch.cat([part["scores"] for part in [*parts, _scores(model, last)]])
 
 
-def _scores(model: nn.Module, features: Features) -> Tensor:
+def _score_sharded(
+    model: nn.Module, features: Sequence[Features], lists: Features, recompute: bool | Literal["auto"]
+) -> Tensor:
+    """The same through a model that FSDP2 shards; "auto" recomputes all."""
+    run = partial(run_together, batches=features, device=unwrap(model).device, recompute=bool(recompute))
+    if not isinstance(model, SetRankCrossEncoder):
+        return torch.cat([part["scores"] for part in run(partial(_scores, model))])
+
+    def score(encoded: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return _scores(model, {**lists, "encoded": encoded})
+
+    encoded = run(lambda batch: model({**batch, "encode_only": True}))
+    return (recomputed(score, encoded) if recompute else score(encoded))["scores"]
+
+
+def _scores(model: nn.Module, features: Features) -> dict[str, Tensor]:
     # A model writes its outputs into the dictionary that it is given; a second pass must not find those of the first.
-    return model(dict(features))["scores"].reshape(-1)
+    return {"scores": model(dict(features))["scores"].reshape(-1)}
 
 
 def _lengths(features: Features, pairs: int) -> Tensor | None:
     """Real tokens of each pair, or None where the features cannot be cut pair by pair."""
-    mask = features.get("attention_mask")
-    if not (isinstance(mask, Tensor) and mask.ndim == 2):
-        return None
-    sliceable = all(value.shape[:1] == (pairs,) for value in features.values() if isinstance(value, Tensor))
-    return mask.sum(-1).cpu() if sliceable else None
-
-
-def _take(features: Features, rows: Tensor) -> Features:
-    """The features of some pairs, without the padding columns that all of them share, on the padded side only."""
-    mask = features["attention_mask"]
-    used = mask[rows].any(0).int()
-    left_padded = bool((mask[:, 0] == 0).any())
-    columns = slice(int(used.argmax()), None) if left_padded else slice(len(used) - int(used.flip(0).argmax()))
-    taken = {}
-    for name, value in features.items():
-        if isinstance(value, Tensor):
-            value = value[rows]
-            value = value[:, columns] if value.shape[1:2] == mask.shape[1:] else value
-        taken[name] = value
-    return taken
+    return features["attention_mask"].sum(-1).cpu() if can_take_rows(features, pairs) else None

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
@@ -37,7 +37,7 @@ class ScoringOptions(TypedDict, total=False):
     """Keyword arguments that every loss passes on to :class:`ListwiseLoss`."""
 
     mini_batch_tokens: int | None
-    recompute: bool
+    recompute: bool | Literal["auto"]
 
 
 @dataclass
@@ -72,7 +72,9 @@ class ListwiseLoss(nn.Module, ABC):
             the whole batch at once. Value and gradient are the same for each; memory and time are not.
         mini_batch_tokens: Most padded tokens in one forward pass. A longer pair runs alone.
         recompute: Keep activations of one mini-batch only and compute the others again in the backward pass: the
-            memory of a mini-batch for a step of any size, for at most one more forward pass. Dropout is replayed.
+            memory of a mini-batch for a step of any size, for at most one more forward pass. Dropout is replayed;
+            documents whose gradient is exactly zero are not computed again. "auto": only what does not fit into half
+            of the free memory is computed again.
 
     Raises:
         ValueError: the model has more than one output label, or a limit makes no sense.
@@ -94,7 +96,7 @@ class ListwiseLoss(nn.Module, ABC):
         mini_batch_size: int | None = None,
         *,
         mini_batch_tokens: int | None = None,
-        recompute: bool = False,
+        recompute: bool | Literal["auto"] = False,
     ) -> None:
         super().__init__()
         if model.num_labels != 1:
@@ -104,6 +106,8 @@ class ListwiseLoss(nn.Module, ABC):
             )
         if mini_batch_tokens is not None and mini_batch_tokens < 1:
             raise ValueError(f"mini_batch_tokens={mini_batch_tokens!r} must be at least 1, or None.")
+        if recompute not in (True, False, "auto") or (isinstance(recompute, int) and not isinstance(recompute, bool)):
+            raise ValueError(f'recompute={recompute!r} must be True, False or "auto".')
         self.model = model
         self.activation_fn = _activation(activation_fn)
         self.mini_batch_size = mini_batch_size
@@ -230,10 +234,14 @@ class ListwiseLoss(nn.Module, ABC):
         self.list_loss(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool))
 
     def _check_processes(self) -> None:
-        """Once for each wrapper: whether we run in it, and whether the processes train the same."""
-        if self.model is not unwrap(self.model) and "wrapper" not in self._told:
-            self._told.add("wrapper")
-            check_wrapper(self.model)
+        """Whether we run in the model's wrapper, and, once for each, whether the processes train the same."""
+        check_wrapper(self.model)
+        if isinstance(self.model, nn.DataParallel) and "one GPU" not in self._told:
+            self._told.add("one GPU")
+            logger.warning(
+                "The model is in DataParallel, which takes lists apart: only its first GPU is used. Start the script "
+                "with `accelerate launch` or `torchrun` to use them all."
+            )
         if must_agree(self.model):
             known = []
             for loss in _losses:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -47,7 +47,7 @@ class CombinedLoss(ListwiseLoss):
         mini_batch_size: int | None = None,
         *,
         mini_batch_tokens: int | None = None,
-        recompute: bool = False,
+        recompute: bool | Literal["auto"] = False,
     ) -> None:
         if not losses:
             raise ValueError("CombinedLoss needs at least one loss: {'name': (loss, weight)}.")

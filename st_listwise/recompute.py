@@ -1,0 +1,245 @@
+"""Mini-batches whose activations are not kept: computed again in the backward pass, without what teaches nothing.
+
+Pairs whose outputs have a gradient of exactly zero need no second pass, and get none. A recomputed mini-batch is one
+node of autograd's graph that returns the gradients of the parameters as those of its inputs: autograd sums them over
+mini-batches before it hands them on, so that distributed training sees each parameter once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+Features = dict[str, Any]
+#: A part of a model that sees each pair alone: features of a mini-batch → tensors with one row a pair.
+Stage = Callable[[Features], dict[str, Tensor]]
+
+#: Share of the free memory that ``recompute="auto"`` fills with activations.
+SHARE = 0.5
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def run_mini_batches(
+    stage: Stage, batches: Sequence[Features], device: torch.device, free_memory: float = 0.0
+) -> list[dict[str, Tensor]]:
+    """Run a stage on mini-batches, keeping graphs of the last ones only, as many as fit.
+
+    Args:
+        stage: What is run. It may draw random numbers on the CPU and on ``device``; they are replayed.
+        batches: On the device, longest pairs first.
+        device: Of the model.
+        free_memory: Bytes that activations may take, 0: none are kept.
+
+    Returns:
+        The outputs of each mini-batch.
+    """
+    if not batches:
+        return []
+    first, live, parameters, activations = _run_first(stage, batches[0], device)
+    per_token = activations / _tokens(batches[0])
+    kept = len(batches)
+    while kept > 0 and (free_memory := free_memory - per_token * _tokens(batches[kept - 1])) >= 0:
+        kept -= 1
+    if kept == 0 or not parameters:
+        return [live, *(stage(features) for features in batches[1:])]
+    del live  # and with it the graph
+    autocast = _autocast_states(device)
+    with torch.no_grad():
+        parts = [first, *(_run(stage, features, device) for features in batches[1:kept])]
+    outputs = [dict(zip(part.outputs, _Recomputed.apply(stage, part, autocast, *parameters))) for part in parts]
+    return [*outputs, *(stage(features) for features in batches[kept:])]
+
+
+def free_memory(device: torch.device, parameters: Sequence[Tensor]) -> float:
+    """Bytes that activations may fill for ``recompute="auto"``: half of what is free beside the gradients.
+
+    On a CPU that is the memory available to this process, within its control group, shared with the other processes
+    of the machine; on CUDA what the driver and torch's cache have free. 0 on other devices.
+    """
+    gradients = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + cached
+    elif device.type == "cpu":
+        free = min(psutil.virtual_memory().available, _control_group_memory())
+        free = free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    else:
+        return 0.0
+    return max(0.0, SHARE * (free - gradients))
+
+
+def take_rows(features: Features, rows: Tensor) -> Features:
+    """The features of some pairs, without the padding columns that all of them share, on the padded side only."""
+    mask = features["attention_mask"]
+    used = mask[rows].any(0).int()
+    left_padded = bool((mask[:, 0] == 0).any())
+    columns = slice(int(used.argmax()), None) if left_padded else slice(len(used) - int(used.flip(0).argmax()))
+    taken = {}
+    for name, value in features.items():
+        if isinstance(value, Tensor):
+            value = value[rows]
+            value = value[:, columns] if value.shape[1:2] == mask.shape[1:] else value
+        taken[name] = value
+    return taken
+
+
+def can_take_rows(features: Features, pairs: int) -> bool:
+    """Whether every tensor has a row for each pair, and there is a mask that tells padding."""
+    mask = features.get("attention_mask")
+    tensors = [value for value in features.values() if isinstance(value, Tensor)]
+    return isinstance(mask, Tensor) and mask.ndim == 2 and all(value.shape[:1] == (pairs,) for value in tensors)
+
+
+@dataclass
+class _Part:
+    """A mini-batch after its first pass."""
+
+    features: Features
+    outputs: dict[str, Tensor]
+    states: list[Any]  #: of the random number generators, before the pass
+    random: bool  #: whether it drew random numbers
+    device: torch.device
+
+    def gradients(self, stage: Stage, outputs: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Any:
+        """Gradients of the parameters, from those of the outputs, through a second pass of the rows that teach.
+
+        A pass that draws random numbers is run again with all of its rows, for each to meet its own.
+        """
+        teaches = _teaches(outputs)
+        features = self.features
+        if not teaches.any():
+            return [None] * len(parameters)
+        if not self.random and not teaches.all() and can_take_rows(features, len(teaches)):
+            rows = teaches.nonzero().flatten().to(self.device)
+            features = take_rows(features, rows)
+            outputs = [None if gradient is None else gradient[rows] for gradient in outputs]
+        _set_states(self.device, self.states)
+        with torch.enable_grad():
+            again = stage(features).values()
+        known = [
+            (out, gradient) for out, gradient in zip(again, outputs) if gradient is not None and out.requires_grad
+        ]
+        return torch.autograd.grad(
+            [out for out, _ in known], parameters, [gradient for _, gradient in known], allow_unused=True
+        )
+
+
+class _Recomputed(torch.autograd.Function):
+    """The outputs of a part, whose second pass is run in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, stage: Stage, part: _Part, autocast: list[Any], *parameters: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.stage, ctx.part, ctx.autocast, ctx.parameters = stage, part, autocast, parameters
+        return tuple(part.outputs.values())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *outputs: Tensor | None) -> Any:
+        with _replay(ctx.part.device, ctx.autocast):
+            return None, None, None, *ctx.part.gradients(ctx.stage, outputs, ctx.parameters)
+
+
+def _teaches(gradients: Sequence[Tensor | None]) -> Tensor:
+    """Rows with a gradient other than zero in any of the outputs, on the CPU."""
+    rows = [
+        (gradient.flatten(1) if gradient.ndim > 1 else gradient[:, None])
+        for gradient in gradients
+        if gradient is not None
+    ]
+    return torch.stack([(row != 0).any(1) for row in rows]).any(0).cpu() if rows else torch.zeros(0, dtype=torch.bool)
+
+
+def _run(stage: Stage, features: Features, device: torch.device) -> _Part:
+    states = _states(device)
+    outputs = {name: value.detach() for name, value in stage(features).items()}
+    drawn = any(not torch.equal(old, new) for old, new in zip(states, _states(device)))
+    return _Part(features, outputs, states, drawn, device)
+
+
+def _run_first(stage: Stage, features: Features, device: torch.device) -> tuple[_Part, Any, list[Tensor], int]:
+    """The first part, its outputs with their graph, the parameters in that, and the bytes of activations it keeps."""
+    saved: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    live: dict[str, Tensor] = {}
+
+    def watched(features: Features) -> dict[str, Tensor]:
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            live.update(stage(features))
+        return live
+
+    part = _run(watched, features, device)
+    leaves = list({id(leaf): leaf for leaf in _leaves(live.values())}.values())
+    of_parameters = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+    return part, live, leaves, sum(size for place, size in saved.items() if place not in of_parameters)
+
+
+def _leaves(outputs: Any) -> Iterator[Tensor]:
+    """Tensors that want a gradient at the ends of the graph of some outputs."""
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        following = {after for after, _ in node.next_functions if after is not None} - seen
+        seen |= following
+        waiting.extend(following)
+
+
+def _tokens(features: Features) -> int:
+    """Padded tokens, or pairs where there are none."""
+    tensors = [value for value in features.values() if isinstance(value, Tensor)]
+    ids = features.get("input_ids", tensors[0] if tensors else None)
+    return ids.shape[0] * (ids.shape[1] if ids.ndim == 2 else 1) if isinstance(ids, Tensor) else 1
+
+
+def _states(device: torch.device) -> list[Tensor]:
+    own = [] if device.type == "cpu" else [getattr(torch, device.type).get_rng_state(device)]
+    return [torch.get_rng_state(), *own]
+
+
+def _set_states(device: torch.device, states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        getattr(torch, device.type).set_rng_state(state, device)
+
+
+def _autocast_states(device: torch.device) -> list[tuple[str, bool, torch.dtype]]:
+    kinds = dict.fromkeys([device.type, "cpu"])
+    return [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+
+
+@contextmanager
+def _replay(device: torch.device, autocast: list[tuple[str, bool, torch.dtype]]) -> Iterator[None]:
+    """Autocast as it was in the forward pass; random number generators go on afterwards where they are now."""
+    states = _states(device)
+    try:
+        with ExitStack() as stack:
+            for kind, enabled, dtype in autocast:
+                stack.enter_context(torch.autocast(kind, dtype, enabled))
+            yield
+    finally:
+        _set_states(device, states)
+
+
+def _control_group_memory() -> float:
+    """Bytes that the control group of this process leaves free, where it has a limit."""
+    try:
+        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return float("inf") if limit == "max" else float(limit) - float(used)
+    except (OSError, ValueError):
+        return float("inf")

@@ -1,0 +1,153 @@
+"""Recomputing: nothing but memory and time depends on it; what teaches nothing is left out; "auto" keeps what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from tiny_models import tiny_bert, tiny_decoder, tiny_set
+from torch import Tensor
+
+from st_listwise import LambdaLoss, ListMLELoss, recompute
+from st_listwise.losses.base import ListwiseLoss
+from st_listwise.scoring import cut_pairs, score_mini_batches
+
+QUERIES = ["what is a bear", "capital of france", "how fast"]
+DOCS = [
+    ["an animal", "a planet", "a bear is a large animal with a long coat", "fish", "x"],
+    ["paris", "rome is the capital of italy", "lyon"],
+    ["as fast as light", "slow", "it is so", "why"],
+]
+TEACHES_ONE = [[1.0, 0.0, 2.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
+BUILDERS = pytest.mark.parametrize("build", [tiny_bert, tiny_decoder, tiny_set])
+Build = Callable[..., CrossEncoder]
+
+
+def _gradients(loss: ListwiseLoss, labels: list[list[float]] = TEACHES_ONE) -> dict[str, Tensor]:
+    torch.manual_seed(7)
+    loss.model.zero_grad()
+    loss([QUERIES, DOCS], [torch.tensor(row) for row in labels]).backward()
+    return {name: part.grad for name, part in loss.model.named_parameters() if part.grad is not None}
+
+
+def _count_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each second pass, as they come."""
+    rows: list[int] = []
+    whole = recompute._Part.gradients
+
+    def counted(part: Any, stage: Any, outputs: Any, parameters: Any) -> Any:
+        def watched(features: Any) -> Any:
+            rows.append(len(features["input_ids"]))
+            return stage(features)
+
+        return whole(part, watched, outputs, parameters)
+
+    monkeypatch.setattr(recompute._Part, "gradients", counted)
+    return rows
+
+
+@BUILDERS
+def test_documents_of_lists_that_teach_nothing_get_no_second_pass(build: Build, monkeypatch: Any) -> None:
+    """Two of three lists have one label: their 7 documents were computed twice for a gradient of zero."""
+    model = build().double()
+    expected = _gradients(ListMLELoss(model, mini_batch_size=4))
+    rows = _count_rows(monkeypatch)
+    got = _gradients(ListMLELoss(model, mini_batch_size=4, recompute=True))
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-13)
+    pairs = [(query, doc) for query, docs in zip(QUERIES, DOCS) for doc in docs]
+    earlier = cut_pairs(model, pairs, mini_batch_size=4).order[:8]  # the last mini-batch keeps its graph
+    assert sum(rows) == int((earlier < 5).sum()) < 8
+
+
+def test_documents_whose_pairs_lie_beyond_top_k_get_no_second_pass(monkeypatch: Any) -> None:
+    """LambdaLoss with k=1 has pairs of the first document only: those with its label have a gradient of zero."""
+    model = tiny_bert().double()
+    labels = [[1.0, 0.0, 2.0, 0.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]]
+    expected = _gradients(LambdaLoss(model, k=1, mini_batch_size=-1), labels)
+    rows = _count_rows(monkeypatch)
+    got = _gradients(LambdaLoss(model, k=1, mini_batch_size=3, recompute=True), labels)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-13)
+    pairs = [(query, doc) for query, docs in zip(QUERIES, DOCS) for doc in docs]
+    ranked = [iter(model.rank(query, docs)) for query, docs in zip(QUERIES, DOCS)]
+    teaches: list[bool] = []
+    for ranking, row in zip(ranked, labels):
+        first = next(ranking)["corpus_id"]
+        teaches += [place == first or label != row[first] for place, label in enumerate(row)]
+    earlier = cut_pairs(model, pairs, mini_batch_size=3).order[:9].tolist()
+    assert sum(rows) == sum(teaches[index] for index in earlier) < 9
+
+
+def test_with_dropout_a_mini_batch_runs_again_whole_or_not_at_all(monkeypatch: Any) -> None:
+    """A row without its neighbours would meet their dropout masks, and teach another network."""
+    model = tiny_bert(dropout=0.3).double().train()
+    expected = _gradients(ListMLELoss(model, mini_batch_size=2))
+    rows = _count_rows(monkeypatch)
+    got = _gradients(ListMLELoss(model, mini_batch_size=2, recompute=True))
+    assert got.keys() == expected.keys()
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-13)
+    assert set(rows) == {2}
+    assert len(rows) < 5, "of the 5 mini-batches that keep no graph, some hold documents that teach nothing only"
+
+
+def test_random_numbers_go_on_as_without_recomputing() -> None:
+    """The second pass put the generator back to where the first had begun: the next step would draw the same masks."""
+    model = tiny_bert(dropout=0.3).train()
+    drawn = []
+    for option in (False, True, "auto"):
+        _gradients(ListMLELoss(model, mini_batch_size=2, recompute=option))  # type: ignore[arg-type]
+        drawn.append(torch.rand(1).item())
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+@BUILDERS
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 1.5])
+def test_auto_keeps_what_fits_and_changes_no_gradient(build: Build, share: float, monkeypatch: Any) -> None:
+    """Memory of a given share of all activations: so many mini-batches keep their graph, the shortest."""
+    model = build(dropout=0.2).train()
+    batches = cut_pairs(model, [("q" * 9, "d" * 9)] * 20, mini_batch_size=2)
+    stage = model.encode_pairs if build is tiny_set else lambda features: {"scores": model(dict(features))["scores"]}
+    of_one = recompute._run_first(stage, batches.features[0], model.device)[-1]
+    monkeypatch.setattr("st_listwise.scoring.free_memory", lambda *given: share * 9 * of_one)
+    again = _count_rows(monkeypatch)
+    gradients = []
+    for option in (False, True, "auto"):
+        torch.manual_seed(3)
+        model.zero_grad()
+        again.clear()
+        scores = score_mini_batches(model, batches, [20], recompute=option)  # type: ignore[arg-type]
+        (scores * torch.linspace(-1, 2, 20)).sum().backward()
+        gradients.append({name: part.grad for name, part in model.named_parameters() if part.grad is not None})
+    for other in gradients[1:]:
+        assert all(torch.equal(gradients[0][name], other[name]) for name in other)
+    assert len(again) == 9 - min(9, int(share * 9)), "9 mini-batches before the last, all alike"
+
+
+def test_free_memory_leaves_room_for_gradients_and_follows_the_control_group(tmp_path: Any, monkeypatch: Any) -> None:
+    weights = torch.nn.Linear(1000, 1000)  # 4,004,000 bytes of gradients
+    (tmp_path / "memory.max").write_text("30000000\n")
+    (tmp_path / "memory.current").write_text("10000000\n")
+    monkeypatch.setattr(recompute, "CGROUP", tmp_path)
+    cpu, parameters = torch.device("cpu"), list(weights.parameters())
+    assert recompute.free_memory(cpu, parameters) == 0.5 * (20_000_000 - 4_004_000)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert recompute.free_memory(cpu, parameters) == 0.5 * (10_000_000 - 4_004_000)
+    (tmp_path / "memory.max").write_text("10000000\n")
+    assert recompute.free_memory(cpu, parameters) == 0
+    assert recompute.free_memory(torch.device("meta"), parameters) == 0
+
+
+def test_a_parameter_that_is_not_used_gets_no_gradient() -> None:
+    """A trainable pooler that scores do not go through must look the same to an optimizer with and without."""
+    model = tiny_bert()
+    model.extra = torch.nn.Parameter(torch.ones(3))
+    _gradients(ListMLELoss(model, mini_batch_size=2, recompute=True))
+    assert model.extra.grad is None
+
+
+@pytest.mark.parametrize("option", ["always", 2, None])
+def test_recompute_is_true_false_or_auto(option: Any) -> None:
+    with pytest.raises(ValueError, match=r'recompute=.*must be True, False or "auto"'):
+        ListMLELoss(tiny_bert(), recompute=option)
