@@ -19,7 +19,9 @@ from typing_extensions import TypedDict
 from st_listwise.functional.lists import length_mask, pad_lists
 from st_listwise.losses.checks import check_batch
 from st_listwise.processes import agree, check_wrapper, must_agree, unwrap
+from st_listwise.recompute import skip_small
 from st_listwise.scoring import MiniBatches, cut_pairs, score_mini_batches, truncated_alike
+from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class ScoringOptions(TypedDict, total=False):
 
     mini_batch_tokens: int | None
     recompute: bool | Literal["auto"]
+    skip_below: float
 
 
 @dataclass
@@ -75,6 +78,9 @@ class ListwiseLoss(nn.Module, ABC):
             memory of a mini-batch for a step of any size, for at most one more forward pass. Dropout is replayed;
             documents whose gradient is exactly zero are not computed again. "auto": only what does not fit into half
             of the free memory is computed again.
+        skip_below: With ``recompute``: leave documents out of the second pass whose gradient, in absolute value, is
+            below this share of the largest one of their list. The gradient is then no longer exact. A model that
+            draws random numbers (dropout) can leave out whole mini-batches only. 0: none. See tests/benchmarks.
 
     Raises:
         ValueError: the model has more than one output label, or a limit makes no sense.
@@ -97,6 +103,7 @@ class ListwiseLoss(nn.Module, ABC):
         *,
         mini_batch_tokens: int | None = None,
         recompute: bool | Literal["auto"] = False,
+        skip_below: float = 0.0,
     ) -> None:
         super().__init__()
         if model.num_labels != 1:
@@ -108,11 +115,20 @@ class ListwiseLoss(nn.Module, ABC):
             raise ValueError(f"mini_batch_tokens={mini_batch_tokens!r} must be at least 1, or None.")
         if recompute not in (True, False, "auto") or (isinstance(recompute, int) and not isinstance(recompute, bool)):
             raise ValueError(f'recompute={recompute!r} must be True, False or "auto".')
+        if not 0 <= skip_below < 1 or (skip_below and not recompute):
+            raise ValueError(f"skip_below={skip_below!r} must be from 0 to below 1, and needs recompute.")
+        if skip_below and isinstance(model, SetRankCrossEncoder):
+            raise ValueError("skip_below: documents of a set model have no gradient of their own; leave it out.")
+        if skip_below and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
+            logger.warning(
+                "skip_below leaves out whole mini-batches only, as this model has dropout: set its dropout to 0."
+            )
         self.model = model
         self.activation_fn = _activation(activation_fn)
         self.mini_batch_size = mini_batch_size
         self.mini_batch_tokens = mini_batch_tokens
         self.recompute = recompute
+        self.skip_below = skip_below
         self._told: set[str] = set()  #: what is logged once
         _losses.add(self)
 
@@ -176,7 +192,7 @@ class ListwiseLoss(nn.Module, ABC):
         scores = score_mini_batches(self.model, batch.mini_batches, batch.sizes, recompute=self.recompute)
         scores = scores if scores.dtype == torch.float64 else scores.float()
         self._warn_if_saturated(scores.detach())
-        return batch, scores
+        return batch, skip_small(scores, batch.sizes, self.skip_below) if self.skip_below else scores
 
     def mean_loss(self, batch: ReadyBatch, scores: Tensor) -> Tensor:
         """Mean over lists, each times its weight, from what :meth:`score` returns."""
@@ -222,6 +238,7 @@ class ListwiseLoss(nn.Module, ABC):
             "mini_batch_size": self.mini_batch_size,
             "mini_batch_tokens": self.mini_batch_tokens,
             "recompute": self.recompute,
+            "skip_below": self.skip_below,
         }
 
     @property

@@ -19,7 +19,8 @@ class CombinedLoss(ListwiseLoss):
     Args:
         losses: Name → (loss, weight). All losses share one model; their own mini-batch options are not used, those of
             the combination are. Their ``activation_fn`` applies to their part alone.
-        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``.
+        mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``,
+            ``skip_below``.
 
     Raises:
         ValueError: there are no losses, one is not of this package or has another model, or a weight is no finite
@@ -48,6 +49,7 @@ class CombinedLoss(ListwiseLoss):
         *,
         mini_batch_tokens: int | None = None,
         recompute: bool | Literal["auto"] = False,
+        skip_below: float = 0.0,
     ) -> None:
         if not losses:
             raise ValueError("CombinedLoss needs at least one loss: {'name': (loss, weight)}.")
@@ -65,6 +67,7 @@ class CombinedLoss(ListwiseLoss):
             mini_batch_size=mini_batch_size,
             mini_batch_tokens=mini_batch_tokens,
             recompute=recompute,
+            skip_below=skip_below,
         )
         self.losses: Any = nn.ModuleDict({name: loss for name, (loss, _) in losses.items()})
         self.weights = {name: float(weight) for name, (_, weight) in losses.items()}

