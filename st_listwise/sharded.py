@@ -29,12 +29,16 @@ def run_together(
     Returns:
         The outputs of each mini-batch.
     """
+
+    def run(features: Features) -> Outputs:
+        return recomputed(lambda _: stage(features)) if recompute else stage(features)
+
     idle = agreed_count(len(batches), device) - len(batches)
-    run = recomputed if recompute else _run
-    outputs = [run(lambda _, features=features: stage(features)) for features in [*batches, *batches[-1:] * idle]]
-    own, repeated = outputs[: len(batches)], outputs[len(batches) :]
-    nothing = sum(0.0 * value.sum() for part in repeated for value in part.values())
-    return [*own[:-1], {name: value + nothing for name, value in own[-1].items()}]
+    *own, last = [run(features) for features in batches]
+    for _ in range(idle):
+        nothing = torch.stack([value.sum() for value in run(batches[-1]).values()]).sum() * 0.0
+        last = {name: value + nothing for name, value in last.items()}
+    return [*own, last]
 
 
 def recomputed(function: Callable[[Sequence[Outputs]], Outputs], inputs: Sequence[Outputs] = ()) -> Outputs:
@@ -58,7 +62,3 @@ def recomputed(function: Callable[[Sequence[Outputs]], Outputs], inputs: Sequenc
     anchor = torch.zeros((), requires_grad=True)  # without an input that wants a gradient there is no backward pass
     values: Any = checkpoint(run, anchor, *(value for part in inputs for value in part.values()), use_reentrant=True)
     return dict(zip(names, values))
-
-
-def _run(function: Callable[[Sequence[Outputs]], Outputs], inputs: Sequence[Outputs] = ()) -> Outputs:
-    return function(inputs)
