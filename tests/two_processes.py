@@ -19,6 +19,7 @@ from sentence_transformers import CrossEncoderTrainer, CrossEncoderTrainingArgum
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from tiny_models import tiny_bert, tiny_set
 from torch import Tensor
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
@@ -169,9 +170,57 @@ def sharded() -> dict[str, Any]:
     return results
 
 
-def complaint(function: Callable[[], Any]) -> str:
+def disagreements(rank: int) -> dict[str, list[str]]:
+    """What each process says to losses that differ, or that it finds no fault with."""
+    cases: dict[str, Callable[[Any], list[Any]]] = {
+        "an option": lambda model: [st_listwise.ADRMSELoss(model, alpha=1.0 + rank)],
+        "the loss": lambda model: [[st_listwise.ListMLELoss, st_listwise.ListNetLoss][rank](model)],
+        "a weight": lambda model: [
+            st_listwise.CombinedLoss({"rank": (st_listwise.ListMLELoss(model), 0.5 + rank)}, mini_batch_size=2)
+        ],
+        "the longest input": lambda model: [st_listwise.ListMLELoss(shortened(model, 64 * (1 + rank)))],
+        "mini-batches": lambda model: [
+            st_listwise.ListMLELoss(model, mini_batch_size=1 + rank, recompute=[False, "auto"][rank])
+        ],
+        "data sets": lambda model: [st_listwise.ListMLELoss(model), st_listwise.ListNetLoss(model)][:: 1 - 2 * rank],
+    }
+    return {name: [complaint(loss) for loss in in_wrapper(build(tiny_bert()))] for name, build in cases.items()}
+
+
+def late(rank: int) -> list[str]:
+    """The second process does not come for the first loss, but later; then the first one does not."""
+    processes.TIMEOUT = timedelta(seconds=1)
+    complaints = []
+    for absent in (1, 0):
+        (loss,) = in_wrapper([st_listwise.ListMLELoss(tiny_bert())])
+        complaints += [complaint(loss)] if rank != absent else []
+        dist.barrier()
+        complaints += [complaint(loss)] if rank == absent == 1 else []
+    return complaints
+
+
+def fsdp1() -> str:
+    model = tiny_bert()
+    loss: Any = st_listwise.ListMLELoss(model)
+    loss.model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    return complaint(loss)
+
+
+def shortened(model: Any, max_seq_length: int) -> Any:
+    model.max_seq_length = max_seq_length
+    return model
+
+
+def in_wrapper(losses: list[Any]) -> list[Any]:
+    wrapper = wrapped(losses[0].model)
+    for loss in losses:
+        loss.model = wrapper
+    return losses
+
+
+def complaint(loss: Any) -> str:
     try:
-        function()
+        loss([ROWS["query"][:1], ROWS["docs"][:1]], [torch.tensor([1, 0])])
     except ValueError as error:
         return str(error)
     return ""
@@ -182,14 +231,14 @@ def main(folder: Path) -> None:
     tiny_bert()  # saves its folder before there are processes: with them, only the first one would write
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
-    import time
-    t=time.time()
-    results = {"by hand": by_hand(rank) if len(sys.argv)<3 else 0}
-    print("by hand", time.time()-t); t=time.time()
-    results["trained"] = trained() if len(sys.argv)<3 else 0
-    print("trained", time.time()-t); t=time.time()
-    results["sharded"] = sharded()
-    print("sharded", time.time()-t); t=time.time()
+    results = {
+        "by hand": by_hand(rank),
+        "trained": trained(),
+        "disagreements": disagreements(rank),
+        "late": late(rank),
+        "fsdp1": fsdp1(),
+        "sharded": sharded(),
+    }
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
