@@ -53,7 +53,7 @@ def weights_of_one_process(case: tuple[str, dict[str, Any], bool, bool]) -> list
     run = trainer(kind, {}, False, nothing, world=1)
     run.train()
     weights = [parameter.detach() for parameter in run.model.parameters()]
-    start = BUILDERS[kind]().double().parameters()
+    start = [parameter.detach() for parameter in BUILDERS[kind]().double().parameters()]
     assert max(float((now - then).abs().max()) for now, then in zip(weights, start)) > 1e-3
     return weights
 
