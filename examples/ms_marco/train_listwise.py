@@ -3,6 +3,7 @@
     python examples/ms_marco/train_listwise.py                                  # MS MARCO v1.1, MiniLM-L12
     python examples/ms_marco/train_listwise.py --dataset demo --model demo      # minutes on a laptop
     python examples/ms_marco/train_listwise.py --dataset rows.jsonl --loss ADRMSELoss --loss_args '{"alpha": 2}'
+    accelerate launch --multi_gpu --num_processes 4 examples/ms_marco/train_listwise.py    # one process for each GPU
 
 Every argument of CrossEncoderTrainingArguments can be given as well. See the README beside this file.
 """
@@ -120,11 +121,11 @@ def main(
 ) -> int:
     """Run the script; returns the exit status."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    for name in ("train_listwise", "st_listwise"):
-        logging.getLogger(name).setLevel(logging.INFO)
     classes: Any = (script_class, TrainingArguments)
     parser = HfArgumentParser(classes, description=description)
     script, args = parser.parse_args_into_dataclasses(argv)
+    for name in ("train_listwise", "st_listwise"):  # of several processes the first one tells
+        logging.getLogger(name).setLevel(logging.INFO if args.process_index == 0 else logging.WARNING)
     try:
         return run(script, args, argv)
     except ValueError as error:
@@ -142,16 +143,19 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
     loss = build_loss(model)
 
     sets = {name: reranking_evaluator(lists, name, script.keep_order) for name, lists in evaluation.items()}
-    results = {name: {"BM25": measure(LexicalOrder(), evaluator)} for name, evaluator in sets.items()}
-    for name, evaluator in sets.items():
-        results[name]["before"] = measure(model, evaluator)
+    first = args.process_index == 0  # of several processes it measures before training, and writes
+    results = {name: {"BM25": measure(LexicalOrder(), evaluator)} for name, evaluator in sets.items() if first}
+    for name in results:
+        results[name]["before"] = measure(model, sets[name])
 
     guide = nano_beir(script) or sets["held-out"]
     args.learning_rate_mapping = script.learning_rates() | dict(args.learning_rate_mapping or {})  # type: ignore[arg-type]
     trainer = build_trainer(model, args, train, loss, guide)
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    for name, evaluator in sets.items():
-        results[name]["after"] = measure(model, evaluator)
+    if not first:
+        return 0
+    for name in results:
+        results[name]["after"] = measure(model, sets[name])
 
     output = Path(str(args.output_dir))
     model.save_pretrained(str(output / "final"))
@@ -310,7 +314,8 @@ def summary(
         "seed": args.seed,
         "steps": trainer.state.global_step,
         "epochs": args.num_train_epochs,
-        "batch_size": args.per_device_train_batch_size,
+        "batch_size": args.train_batch_size * args.world_size * args.gradient_accumulation_steps,
+        "processes": args.world_size,
         "learning_rate": args.learning_rate,
         "seconds": next((e["train_runtime"] for e in trainer.state.log_history if "train_runtime" in e), None),
         "versions": {package: importlib.metadata.version(package) for package in packages},
