@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
-from sentence_transformers.cross_encoder import CrossEncoder
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from st_listwise.functional.lists import cut_padded
+from st_listwise.processes import is_sharded, unwrap
 from st_listwise.recompute import Features, Stage, can_take_rows, free_memory, run_mini_batches, take_rows
 from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
+from st_listwise.sharded import recomputed, run_together
 
 #: Padded tokens in a mini-batch when the user sets no limit, by device type.
 AUTO_TOKENS = {"cpu": 512, "cuda": 32768}
@@ -116,7 +116,7 @@ def score_mini_batches(
     The last mini-batch always keeps its graph, which the backward pass uses first. It alone goes through the DDP
     wrapper, if there is one: one forward and one all-reduce a step, however many mini-batches each process has, and
     nothing is recomputed through the wrapper. A model of sets encodes mini-batches likewise; with the last one it
-    scores all lists.
+    scores all lists. A model that FSDP2 shards takes every mini-batch, and as many on all processes.
 
     Args:
         model: As in :func:`cut_pairs`, with one output label.
@@ -133,29 +133,49 @@ def score_mini_batches(
         ValueError: the model does not return one score a pair.
     """
     bare = unwrap(model)
-    of_sets = isinstance(bare, SetRankCrossEncoder)
-    stage: Stage = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(pair_scores, bare)
-    *earlier, last = (batch_to_device(features, bare.device) for features in batches.features)
-    if recompute and torch.is_grad_enabled():
-        space = free_memory(bare.device, list(bare.parameters())) if recompute == "auto" else 0.0
-        parts = run_mini_batches(stage, earlier, bare.device, space)
-    else:
-        parts = [stage(features) for features in earlier]
-    if of_sets:
-        scored = {**last, "encoded": parts, "pair_order": batches.order, "list_sizes": list_sizes}
-        flat = pair_scores(model, scored)["scores"]
-    else:
-        flat = torch.cat([part["scores"] for part in [*parts, pair_scores(model, last)]])
+    features = [batch_to_device(batch, bare.device) for batch in batches.features]
+    lists = {"pair_order": batches.order, "list_sizes": list_sizes}
+    score = _score_sharded if is_sharded(bare) else _score
+    flat = score(model, features, lists, recompute if torch.is_grad_enabled() else False)
     if flat.numel() != batches.order.numel():
         raise ValueError(
             f"The model returned {flat.numel()} scores for {batches.order.numel()} pairs; expected one each."
         )
+    of_sets = isinstance(bare, SetRankCrossEncoder)
     return flat if of_sets else flat[torch.argsort(batches.order).to(flat.device)]
 
 
-def unwrap(model: nn.Module) -> CrossEncoder:
-    """The model inside DistributedDataParallel, whose parameters and autograd nodes are the same."""
-    return cast(CrossEncoder, model.module if isinstance(model, DistributedDataParallel) else model)
+def _score(
+    model: nn.Module, features: Sequence[Features], lists: Features, recompute: bool | Literal["auto"]
+) -> Tensor:
+    """Scores in the order of mini-batches, or, of a model of sets, in that of pairs."""
+    bare = unwrap(model)
+    of_sets = isinstance(bare, SetRankCrossEncoder)
+    stage: Stage = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(pair_scores, bare)
+    *earlier, last = features
+    if recompute:
+        space = free_memory(bare.device, list(bare.parameters())) if recompute == "auto" else 0.0
+        parts = run_mini_batches(stage, earlier, bare.device, space)
+    else:
+        parts = [stage(batch) for batch in earlier]
+    if of_sets:
+        return pair_scores(model, {**last, **lists, "encoded": parts})["scores"]
+    return torch.cat([part["scores"] for part in [*parts, pair_scores(model, last)]])
+
+
+def _score_sharded(
+    model: nn.Module, features: Sequence[Features], lists: Features, recompute: bool | Literal["auto"]
+) -> Tensor:
+    """The same through a model that FSDP2 shards; "auto" recomputes all."""
+    run = partial(run_together, batches=features, device=unwrap(model).device, recompute=bool(recompute))
+    if not isinstance(model, SetRankCrossEncoder):
+        return torch.cat([part["scores"] for part in run(partial(pair_scores, model))])
+
+    def score(encoded: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return pair_scores(model, {**lists, "encoded": encoded})
+
+    encoded = run(lambda batch: model({**batch, "encode_only": True}))
+    return (recomputed(score, encoded) if recompute else score(encoded))["scores"]
 
 
 def pair_scores(model: nn.Module, features: Features) -> dict[str, Tensor]:

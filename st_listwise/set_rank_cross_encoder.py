@@ -165,13 +165,18 @@ class SetRankCrossEncoder(CrossEncoder):
 
         Args:
             input: Features of pairs, and besides them ``list_sizes``: number of documents of each list; optional
-                ``encoded``: earlier parts from :meth:`encode_pairs`; optional ``pair_order``: ``(pairs,)``, which pair
-                each row is, earlier parts first.
+                ``encoded``: earlier parts from :meth:`encode_pairs`, all of them if there are no features of pairs
+                besides; optional ``pair_order``: ``(pairs,)``, which pair each row is, earlier parts first; optional
+                ``encode_only``: True to do only that.
 
         Returns:
-            Features with ``scores`` ``(pairs, 1)``, in the order of pairs.
+            Features with ``scores`` ``(pairs, 1)``, in the order of pairs, or what :meth:`encode_pairs` returns.
         """
-        parts = [*input.pop("encoded", []), self.encode_pairs(input)]
+        if input.pop("encode_only", False):
+            return self.encode_pairs(input)
+        parts = [*input.pop("encoded", [])]
+        if set(input) - {"list_sizes", "pair_order"}:
+            parts.append(self.encode_pairs(input))
         joined: Features = {key: torch.cat([part[key] for part in parts]) for key in parts[-1]}
         if (order := input.pop("pair_order", None)) is not None:
             rows = torch.argsort(order).to(joined["sentence_embedding"].device)
@@ -278,7 +283,8 @@ class SetRankCrossEncoder(CrossEncoder):
         for start in tqdm(range(0, len(pairs), batch_size), desc="Batches", disable=not show_progress_bar):
             batch = [pairs[index] for index in order[start : start + batch_size]]
             features = self.preprocess(batch, prompt=prompt, **kwargs)
-            parts.append(self.encode_pairs(batch_to_device(features, device)))
+            # Through __call__: a compiled or sharded model knows no other way.
+            parts.append(self({**batch_to_device(features, device), "encode_only": True}))
         rows = torch.from_numpy(np.argsort(order)).to(device)
         encoded = {key: torch.cat([part[key] for part in parts])[rows] for key in parts[0]}
         scores = self._score_in_parts(encoded, [len(documents) for documents in inputs])
@@ -294,7 +300,7 @@ class SetRankCrossEncoder(CrossEncoder):
             lists = longest_first[part_of]
             rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in lists]).to(scores.device)
             part = {key: value[rows] for key, value in encoded.items()}
-            scores[rows] = self._score_lists(part, [sizes[i] for i in lists])["scores"].reshape(-1)
+            scores[rows] = self({"encoded": [part], "list_sizes": [sizes[i] for i in lists]})["scores"].reshape(-1)
         return scores
 
     def rank_batch(

@@ -18,13 +18,13 @@ from sentence_transformers.cross_encoder import CrossEncoder
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
-from torch.distributed import fsdp
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from st_listwise.processes import is_sharded, unwrap
 from st_listwise.recompute import Features, count_saved, free_memory
-from st_listwise.scoring import Limits, MiniBatches, pair_scores, unwrap
+from st_listwise.scoring import Limits, MiniBatches, pair_scores
 
 #: Names of the argument that takes the cache, in newer and older versions of transformers.
 CACHE_ARGUMENTS = ("cache", "past_key_values")
@@ -140,7 +140,7 @@ def score_after_prefixes(
             one score a pair.
     """
     bare = unwrap(model)
-    if isinstance(bare, getattr(fsdp, "FSDPModule", ())):  # as of PyTorch 2.6
+    if is_sharded(bare):
         raise ValueError(
             "share_prefix=True does not run in FSDP2, whose processes must make as many forward passes each: use "
             "DistributedDataParallel, or leave share_prefix out."

@@ -1,93 +1,177 @@
-"""Two processes give the gradient of one: DistributedDataParallel on gloo, as the trainer wraps the model."""
+"""Two processes give what one gives: DDP by hand, DDP and FSDP2 in the real trainer; and what is refused."""
 
 from __future__ import annotations
 
-import itertools
+import json
 import os
-from datetime import timedelta
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from tiny_models import tiny_bert, tiny_set
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
+from sentence_transformers import CrossEncoder
+from tiny_models import tiny_bert
+from torch import nn
+from two_processes import BUILDERS, BY_HAND, NOTHING_TO_LEARN, ROWS, SHARDED, TRAINED, step, trainer
 
 import st_listwise
+from st_listwise import processes
 
-QUERIES = ["what is a bear", "capital of france", "how fast", "why"]
-DOCS = [
-    ["an animal", "a planet"],
-    ["paris is the capital", "rome", "berlin is big and far away", "x", "lyon", "lille", "nice"],
-    ["fast as light", "slow"],
-    ["because", "no", "yes it is so"],
-]
-LABELS = [[1.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0], [0.0, 1.0], [1.0, 0.0, 2.0]]
-NOTHING_TO_LEARN = [*LABELS[:2], [1.0, 1.0], [0.0, 0.0, 0.0]]
-BUILDERS = {"pairs": tiny_bert, "sets": tiny_set}
-CASES = list(
-    itertools.product(
-        BUILDERS, [True, False], [True, False], ["all teach", "one process learns nothing"], [True, False]
-    )
-)
+SCRIPT = Path(__file__).with_name("two_processes.py")
 
 
-def _step(model: Any, labels: list[list[float]], lists: slice, recompute: bool, wrapper: Any = None) -> list[Tensor]:
-    loss = st_listwise.ListMLELoss(model, mini_batch_size=2, recompute=recompute)
-    loss.model = wrapper or model
-    targets = [torch.tensor(row) for row in labels[lists]]
-    loss([QUERIES[lists], DOCS[lists]], targets).backward()
-    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-    model.zero_grad()
-    return gradients
-
-
-def _process(rank: int, port: int, folder: str) -> None:
-    """Both processes run all cases; the first list of the first process is the longest, with most mini-batches."""
-    torch.set_num_threads(1)
-    tiny_bert()  # saves its folder before there are processes: with them, only the first one would write
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    results = {}
-    for kind, broadcast_buffers, recompute, what, find_unused in CASES:
-        model = BUILDERS[kind]().double()
-        wrapper = DistributedDataParallel(
-            model, broadcast_buffers=broadcast_buffers, find_unused_parameters=find_unused
-        )
-        wrapper.preprocess = model.preprocess  # as the trainer does
-        reductions: list[int] = []
-        wrapper.register_comm_hook(reductions, _count_reductions)
-        labels = LABELS if what == "all teach" else NOTHING_TO_LEARN
-        mine = slice(0, 2) if rank == 0 else slice(2, 4)
-        gradients = _step(model, labels, mine, recompute, wrapper)
-        results[kind, broadcast_buffers, recompute, what, find_unused] = (gradients, len(reductions))
-    torch.save(results, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
-
-
-def _count_reductions(reductions, bucket):  # type: ignore[no-untyped-def]  # torch checks for the types themselves
-    reductions.append(bucket.index())
-    work = dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future()
-    return work.then(lambda future: future.value()[0])
+def launch(launcher: list[str], script: Path, *arguments: str) -> str:
+    """What a script prints that a launcher starts in two processes."""
+    command = [sys.executable, "-m", *launcher, str(script), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-6000:]
+    return run.stdout
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """One launch for all cases: starting two processes takes longer than what they do."""
     folder = tmp_path_factory.mktemp("processes")
-    port = 20000 + os.getpid() % 20000
-    torch.multiprocessing.spawn(_process, (port, str(folder)), nprocs=2)
+    torchrun = ["torch.distributed.run", "--nproc_per_node=2", f"--master_port={20000 + os.getpid() % 20000}"]
+    launch(torchrun, SCRIPT, str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize(("kind", "broadcast_buffers", "recompute", "what", "find_unused"), CASES)
+@pytest.mark.parametrize(("kind", "broadcast_buffers", "recompute", "find_unused", "nothing"), BY_HAND)
 def test_two_processes_give_the_gradient_of_one(
-    results: list[dict[Any, Any]], kind: str, broadcast_buffers: bool, recompute: bool, what: str, find_unused: bool
+    results: list[dict[str, Any]],
+    kind: str,
+    broadcast_buffers: bool,
+    recompute: bool,
+    find_unused: bool,
+    nothing: bool,
 ) -> None:
-    labels = LABELS if what == "all teach" else NOTHING_TO_LEARN
-    expected = _step(BUILDERS[kind]().double(), labels, slice(0, 4), False)
+    expected = step(BUILDERS[kind]().double(), NOTHING_TO_LEARN if nothing else ROWS, slice(0, 4), False)
     for result in results:
-        gradients, reductions = result[kind, broadcast_buffers, recompute, what, find_unused]
+        gradients, reductions = result["by hand"][kind, broadcast_buffers, recompute, find_unused, nothing]
         torch.testing.assert_close(gradients, expected, rtol=1e-9, atol=1e-12)
         assert reductions == 1, "one all-reduce a step, however many mini-batches"
+
+
+def weights_of_one_process(case: tuple[str, dict[str, Any], bool, bool]) -> list[torch.Tensor]:
+    kind, _, _, nothing = case
+    run = trainer(kind, {}, False, nothing, world=1)
+    run.train()
+    weights = [parameter.detach() for parameter in run.model.parameters()]
+    start = [parameter.detach() for parameter in BUILDERS[kind]().double().parameters()]
+    assert max(float((now - then).abs().max()) for now, then in zip(weights, start)) > 1e-3
+    return weights
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_trainer_in_two_processes_takes_the_steps_of_one(results: list[dict[str, Any]], name: str) -> None:
+    expected = weights_of_one_process(TRAINED[name])
+    for result in results:
+        weights, reductions = result["trained"][name]
+        torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-10)
+        assert reductions == 2, "one all-reduce a step, of whatever micro-batches and mini-batches"
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_fsdp2_in_two_processes_takes_the_steps_of_one(results: list[dict[str, Any]], name: str) -> None:
+    """Each process has other lists, and other numbers of mini-batches: without agreement it would hang."""
+    expected = weights_of_one_process(SHARDED[name])
+    for result in results:
+        torch.testing.assert_close(result["sharded"][name], expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("an option", "alpha is 1.0 in process 0 and 2.0 in 1"),
+        ("the loss", "loss is st_listwise.losses.plackett_luce.ListMLELoss in process 0 and "),
+        ("a weight", "losses.rank.weight is 0.5 in process 0 and 1.5 in 1"),
+        ("the longest input", "max_seq_length is 64 in process 0 and 128 in 1"),
+    ],
+)
+def test_processes_that_disagree_are_both_told_what_on(results: list[dict[str, Any]], what: str, message: str) -> None:
+    for result in results:
+        (complaint,) = result["disagreements"][what]
+        assert complaint.startswith(f"The processes disagree: {message}")
+        assert complaint.endswith("Start all of them with the same script and arguments.")
+
+
+def test_mini_batches_may_differ_between_processes_and_so_may_the_data_set_of_a_step(
+    results: list[dict[str, Any]],
+) -> None:
+    """With several data sets accelerate gives each process a batch of its own: one of another loss at times."""
+    for result in results:
+        assert result["disagreements"]["mini-batches"] == [""]
+        assert result["disagreements"]["data sets"] == ["", ""]
+
+
+def test_a_process_that_does_not_come_is_named_and_told_when_it_comes(results: list[dict[str, Any]]) -> None:
+    second, first = ("Process 1 did not come to its first step", "Process 0 did not come to its first step")
+    assert [complaint[: len(second)] for complaint in results[0]["late"]] == [second]
+    assert [complaint[: len(second)] for complaint in results[1]["late"]] == [second, first]
+
+
+class DeepSpeedEngine(nn.Module):
+    """Stands for DeepSpeed's, which goes by this name and module."""
+
+    __module__ = "deepspeed.runtime.engine"
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+REFUSED = r"do not run in {} .*--multi_gpu.*recompute=True.*--use_fsdp --fsdp_version 2"
+
+
+def test_deepspeed_is_refused_with_what_to_use() -> None:
+    model = tiny_bert()
+    loss = st_listwise.ListMLELoss(model)
+    loss.model = DeepSpeedEngine(model)  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=REFUSED.format("DeepSpeed")):
+        loss([ROWS["query"][:1], ROWS["docs"][:1]], [torch.tensor([1, 0])])
+
+
+def test_fsdp1_is_refused_with_what_to_use(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert re.search(REFUSED.format("FSDP1"), result["fsdp1"])
+
+
+def test_data_parallel_trains_the_same_on_one_gpu_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """What the trainer makes of several GPUs when the script is started without a launcher."""
+    expected = step(tiny_bert(), ROWS, slice(0, 4), False)
+    model = tiny_bert()
+    wrapper = nn.DataParallel(model)
+    assert processes.unwrap(wrapper) is model
+    loss = st_listwise.ListMLELoss(model, mini_batch_size=2)
+    loss.model = wrapper  # type: ignore[assignment]
+    for _ in range(2):
+        model.zero_grad()
+        loss([ROWS["query"][:4], ROWS["docs"][:4]], [torch.tensor(row) for row in ROWS["labels"][:4]]).backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    torch.testing.assert_close(gradients, expected)
+    assert caplog.text.count("only its first GPU is used") == 1
+
+
+def test_the_example_in_two_processes_measures_writes_and_prints_once(tmp_path: Path) -> None:
+    """The README's command for two GPUs, on a CPU: `--cpu` would start one process, however many are asked for."""
+    rows = [
+        {"query": f"find {word}", "docs": [f"a {word} here", "nothing"], "labels": [1, 0]} for word in "abcdefgh" * 4
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tiny_bert().save_pretrained(str(tmp_path / "tiny"))
+    accelerate = ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+    printed = launch(
+        [*accelerate, f"--main_process_port={20001 + os.getpid() % 20000}"],
+        SCRIPT.parents[1] / "examples" / "ms_marco" / "train_listwise.py",
+        *f"""--dataset {tmp_path}/rows.jsonl --model {tmp_path}/tiny --output_dir {tmp_path}/output --max_steps 2
+        --eval_steps 1 --save_steps 1 --per_device_train_batch_size 3 --use_cpu 1 --disable_tqdm 1""".split(),
+    )
+    assert printed.count("before") == printed.count("Model, card and figures are in") == 1
+    metrics = json.loads((tmp_path / "output" / "metrics.json").read_text())
+    assert (metrics["processes"], metrics["batch_size"], metrics["steps"]) == (2, 6, 2)
+    assert set(metrics["metrics"]["held-out"]) == {"BM25", "before", "after"}
+    CrossEncoder(str(tmp_path / "output" / "final"))

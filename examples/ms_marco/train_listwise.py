@@ -3,6 +3,7 @@
     python examples/ms_marco/train_listwise.py                                  # MS MARCO v1.1, MiniLM-L12
     python examples/ms_marco/train_listwise.py --dataset demo --model demo      # minutes on a laptop
     python examples/ms_marco/train_listwise.py --dataset rows.jsonl --loss ADRMSELoss --loss_args '{"alpha": 2}'
+    accelerate launch --multi_gpu --num_processes 4 examples/ms_marco/train_listwise.py    # one process for each GPU
 
 Every argument of CrossEncoderTrainingArguments can be given as well. See the README beside this file.
 """
@@ -125,11 +126,11 @@ def main(
 ) -> int:
     """Run the script; returns the exit status."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    for name in ("train_listwise", "st_listwise"):
-        logging.getLogger(name).setLevel(logging.INFO)
     classes: Any = (script_class, TrainingArguments)
     parser = HfArgumentParser(classes, description=description)
     script, args = parser.parse_args_into_dataclasses(argv)
+    for name in ("train_listwise", "st_listwise"):  # of several processes the first one tells
+        logging.getLogger(name).setLevel(logging.INFO if args.process_index == 0 else logging.WARNING)
     try:
         return run(script, args, argv)
     except ValueError as error:
@@ -147,18 +148,19 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
     loss = build_loss(model)
 
     sets = {name: build_evaluator(lists, name) for name, lists in evaluation.items()}
-    values = {name: {"BM25": measure(LexicalOrder(), evaluator)} for name, evaluator in sets.items()}
-    for name, evaluator in sets.items():
-        values[name]["before"] = measure(model, evaluator)
+    first = args.process_index == 0  # of several processes it measures before training, and writes
+    values = {name: {"BM25": measure(LexicalOrder(), evaluator)} for name, evaluator in sets.items() if first}
+    for name in values:
+        values[name]["before"] = measure(model, sets[name])
 
     guide = nano_beir(script) or sets["held-out"]
     args.learning_rate_mapping = script.learning_rates() | dict(args.learning_rate_mapping or {})  # type: ignore[arg-type]
     trainer = build_trainer(model, args, train, loss, guide)
     trainer.train(resume_from_checkpoint=checkpoint_to_resume(args))
-    if not trainer.is_world_process_zero():
-        return 0  # one process measures, writes and pushes
-    for name, evaluator in sets.items():
-        values[name]["after"] = measure(model, evaluator)
+    if not first:
+        return 0
+    for name in values:
+        values[name]["after"] = measure(model, sets[name])
 
     output = Path(str(args.output_dir))
     if push:
@@ -314,7 +316,8 @@ def summary(
         "seed": args.seed,
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
-        "batch_size": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        "batch_size": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        "processes": args.world_size,
         "learning_rate": args.learning_rate,
         "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
         "best_by": args.metric_for_best_model if args.load_best_model_at_end else None,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from sentence_transformers.cross_encoder import CrossEncoder
@@ -16,8 +18,9 @@ from typing_extensions import TypedDict
 
 from st_listwise.functional.lists import length_mask, pad_lists
 from st_listwise.losses.checks import check_batch
+from st_listwise.processes import agree, check_wrapper, must_agree, unwrap
 from st_listwise.recompute import Features, skip_small
-from st_listwise.scoring import MiniBatches, cut_pairs, score_mini_batches, truncated_alike, unwrap
+from st_listwise.scoring import MiniBatches, cut_pairs, score_mini_batches, truncated_alike
 from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
 from st_listwise.shared_prefix import check_shares_prefix, score_after_prefixes, split_prefixes
 
@@ -27,6 +30,10 @@ logger = logging.getLogger(__name__)
 SATURATED = 16.6
 #: Share of a batch's pairs that may be cut to the same tokens before there is a warning.
 TRUNCATED_ALIKE = 0.05
+#: Options that may differ between processes, since they change neither value nor gradient.
+HARMLESS = ("mini_batch_size", "mini_batch_tokens", "recompute", "share_prefix")
+
+_losses: WeakSet[ListwiseLoss] = WeakSet()  #: all that there are, for processes to compare
 
 
 class ScoringOptions(TypedDict, total=False):
@@ -135,6 +142,7 @@ class ListwiseLoss(nn.Module, ABC):
         self.skip_below = skip_below
         self.on_scores: Callable[[ReadyBatch, Tensor], None] | None = None  #: is shown each batch and its scores
         self._told: set[str] = set()  #: what is logged once
+        _losses.add(self)
 
     @abstractmethod
     def list_loss(self, scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
@@ -187,6 +195,7 @@ class ListwiseLoss(nn.Module, ABC):
         task: str | None = None,
     ) -> tuple[ReadyBatch, Tensor]:
         """A batch made ready, and ``(pairs,)`` scores of it, at least float32, before the activation."""
+        self._check_processes()
         first = inputs[0] if len(inputs) else None
         batch = first if isinstance(first, ReadyBatch) else self.prepare(inputs, labels, prompt, task)
         self._announce(batch)
@@ -256,6 +265,33 @@ class ListwiseLoss(nn.Module, ABC):
     def check_options(self) -> None:
         """ValueError for options that the list loss does not take: at construction, not at the first step."""
         self.list_loss(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool))
+
+    def _check_processes(self) -> None:
+        """Whether we run in the model's wrapper, and, once for each, whether the processes train the same."""
+        check_wrapper(self.model)
+        if isinstance(self.model, nn.DataParallel) and "one GPU" not in self._told:
+            self._told.add("one GPU")
+            logger.warning(
+                "The model is in DataParallel, which takes lists apart: only its first GPU is used. Start the script "
+                "with `accelerate launch` or `torchrun` to use them all."
+            )
+        if must_agree(self.model):
+            known = []
+            for loss in _losses:
+                with suppress(AttributeError):  # of a loss whose constructor has failed
+                    known += [loss._settings()] if unwrap(loss.model) is unwrap(self.model) else []
+            agree(self.model, self._settings(), known)
+
+    def _settings(self) -> dict[str, Any]:
+        """What has to be the same on all processes."""
+        model = unwrap(self.model)
+        return {
+            "loss": fullname(self),
+            **{name: value for name, value in self.get_config_dict().items() if name not in HARMLESS},
+            "model": type(model).__name__,
+            "dtype": str(model.dtype),
+            "max_seq_length": getattr(model, "max_seq_length", None),
+        }
 
     def _announce(self, batch: ReadyBatch) -> None:
         if "announced" not in self._told:
