@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from sentence_transformers import CrossEncoder
 from tiny_models import tiny_bert
 from torch import nn
-from two_processes import BUILDERS, BY_HAND, NOTHING_TO_LEARN, ROWS, SHARDED, TRAINED, step, trainer
+from two_processes import BUILDERS, BY_HAND, NOTHING_TO_LEARN, PAIRS, ROWS, SHARDED, TRAINED, step, trainer
 
 import st_listwise
 from st_listwise import processes
@@ -40,6 +41,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
+@cache
+def gradient_of_one_process(kind: str, nothing: bool) -> list[torch.Tensor]:
+    return step(BUILDERS[kind]().double(), NOTHING_TO_LEARN if nothing else ROWS, slice(0, 4), False)
+
+
 @pytest.mark.parametrize(("kind", "broadcast_buffers", "recompute", "find_unused", "nothing"), BY_HAND)
 def test_two_processes_give_the_gradient_of_one(
     results: list[dict[str, Any]],
@@ -49,26 +55,28 @@ def test_two_processes_give_the_gradient_of_one(
     find_unused: bool,
     nothing: bool,
 ) -> None:
-    expected = step(BUILDERS[kind]().double(), NOTHING_TO_LEARN if nothing else ROWS, slice(0, 4), False)
+    expected = gradient_of_one_process(kind, nothing)
     for result in results:
         gradients, reductions = result["by hand"][kind, broadcast_buffers, recompute, find_unused, nothing]
         torch.testing.assert_close(gradients, expected, rtol=1e-9, atol=1e-12)
         assert reductions == 1, "one all-reduce a step, however many mini-batches"
 
 
-def weights_of_one_process(case: tuple[str, dict[str, Any], bool, bool]) -> list[torch.Tensor]:
-    kind, _, _, nothing = case
+@cache
+def one_process(kind: str, nothing: bool) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Weights after the same steps in one process, and scores."""
     run = trainer(kind, {}, False, nothing, world=1)
     run.train()
     weights = [parameter.detach() for parameter in run.model.parameters()]
     start = [parameter.detach() for parameter in BUILDERS[kind]().double().parameters()]
     assert max(float((now - then).abs().max()) for now, then in zip(weights, start)) > 1e-3
-    return weights
+    return weights, torch.tensor(run.model.predict(PAIRS))
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_trainer_in_two_processes_takes_the_steps_of_one(results: list[dict[str, Any]], name: str) -> None:
-    expected = weights_of_one_process(TRAINED[name])
+    kind, _, _, nothing = TRAINED[name]
+    expected, _ = one_process(kind, nothing)
     for result in results:
         weights, reductions = result["trained"][name]
         torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-10)
@@ -78,9 +86,14 @@ def test_the_trainer_in_two_processes_takes_the_steps_of_one(results: list[dict[
 @pytest.mark.parametrize("name", SHARDED)
 def test_fsdp2_in_two_processes_takes_the_steps_of_one(results: list[dict[str, Any]], name: str) -> None:
     """Each process has other lists, and other numbers of mini-batches: without agreement it would hang."""
-    expected = weights_of_one_process(SHARDED[name])
+    kind, _, _, nothing = SHARDED[name]
+    expected, expected_scores = one_process(kind, nothing)
     for result in results:
-        torch.testing.assert_close(result["sharded"][name], expected, rtol=1e-9, atol=1e-10)
+        weights, scores, _ = result["sharded"][name]
+        torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(scores, expected_scores, rtol=1e-6, atol=1e-6)
+    *_, gathered = results[0]["sharded"][name]
+    torch.testing.assert_close(gathered, expected_scores, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

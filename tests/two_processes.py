@@ -17,6 +17,7 @@ from accelerate.utils import DistributedType
 from datasets import Dataset
 from sentence_transformers import CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.base.sampler import DefaultBatchSampler
+from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from tiny_models import tiny_bert, tiny_set
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -44,6 +45,8 @@ ROWS: dict[str, list[Any]] = {
 }
 #: The lists of the second process have one label each.
 NOTHING_TO_LEARN = ROWS | {"labels": [*ROWS["labels"][:2], [1, 1], [0, 0, 0], *ROWS["labels"][4:6], [2] * 5, [0, 0]]}
+SAMPLES = [{"query": q, "positive": docs[:1], "negative": docs[1:]} for q, docs in zip(ROWS["query"], ROWS["docs"])]
+PAIRS = [(query, doc) for query, docs in zip(ROWS["query"], ROWS["docs"]) for doc in docs]
 BUILDERS: dict[str, Callable[..., Any]] = {"pairs": tiny_bert, "sets": tiny_set}
 
 #: kind of model, broadcast_buffers, recompute, find_unused_parameters, whether the second process learns nothing
@@ -108,11 +111,10 @@ def trainer(kind: str, options: dict[str, Any], recompute: bool, nothing: bool, 
     loss = st_listwise.ListMLELoss(model, mini_batch_size=2, recompute=recompute)
     rows = Dataset.from_dict(NOTHING_TO_LEARN if nothing else ROWS)
     args = CrossEncoderTrainingArguments(**(defaults | options))
-    if (
-        args.fsdp
-    ):  # accelerate shards on GPUs only: let the CPU pass for one; all else is accelerate's and the trainer's
+    if args.fsdp:  # accelerate shards on GPUs only: let the CPU pass for one, all else is its own and the trainer's
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    return CrossEncoderTrainer(model=model, args=args, train_dataset=rows, loss=loss)
+    evaluator = CrossEncoderRerankingEvaluator(SAMPLES, show_progress_bar=False, write_csv=False)
+    return CrossEncoderTrainer(model=model, args=args, train_dataset=rows, loss=loss, evaluator=evaluator)
 
 
 def count_reductions(reductions, bucket):  # type: ignore[no-untyped-def]  # torch checks for the types themselves
@@ -162,13 +164,22 @@ def trained() -> dict[str, Any]:
 
 
 def sharded() -> dict[str, Any]:
+    """With an evaluation between the steps, and the README's way to a model that is whole."""
     results = {}
     for name, (kind, options, recompute, nothing) in SHARDED.items():
-        layers = {"version": 2, "transformer_layer_cls_to_wrap": ["BertLayer"]}
-        run = trainer(kind, options | {"fsdp": True, "fsdp_config": layers}, recompute, nothing, world=2)
+        fsdp = {"version": 2, "transformer_layer_cls_to_wrap": ["BertLayer"]}
+        more = {"fsdp": True, "fsdp_config": fsdp, "eval_strategy": "steps", "eval_steps": 1}
+        run = trainer(kind, options | more, recompute, nothing, world=2)
         run.train()
         assert sum(processes.is_sharded(module) for module in run.model.modules()) >= 3, "two layers, and the rest"
-        results[name] = [p.full_tensor().detach() for p in run.model.parameters()]
+        scores = torch.tensor(run.model.predict(PAIRS))
+        state = run.accelerator.get_state_dict(run.model)
+        run.model.reshard()  # a forward pass alone leaves the outermost parameters whole
+        weights = [parameter.full_tensor().detach() for parameter in run.model.parameters()]
+        whole = BUILDERS[kind]().double()
+        if dist.get_rank() == 0:
+            whole.load_state_dict(state)
+        results[name] = (weights, scores, torch.tensor(whole.predict(PAIRS)))
     return results
 
 

@@ -14,6 +14,7 @@ import difflib
 import importlib.metadata
 import json
 import logging
+import os
 import platform
 import sys
 from dataclasses import dataclass, field
@@ -139,6 +140,11 @@ def main(
 
 
 def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None) -> int:
+    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        raise ValueError(
+            "This script keeps checkpoints, which sentence-transformers does not save from FSDP. Start it with "
+            "`accelerate launch --multi_gpu`; the README shows how a script of your own saves."
+        )
     push = push_settings(args)
     build_loss = loss_builder(script.loss, script.loss_args)
     train, evaluation, counts = prepare_data(script)
