@@ -24,21 +24,24 @@ from st_listwise import processes
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
 
-def launch(launcher: list[str], script: Path, *arguments: str) -> str:
-    """What a script prints that a launcher starts in two processes."""
-    command = [sys.executable, "-m", *launcher, str(script), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """One launch for all cases, as starting processes takes longer than what they do: a folder, and what was printed.
+
+    It is the README's for two GPUs. On a CPU `accelerate launch --cpu` starts one process, however many are asked for.
+    """
+    folder = tmp_path_factory.mktemp("processes")
+    port = f"--main_process_port={20000 + os.getpid() % 20000}"
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", port]
+    run = subprocess.run([*launcher, str(SCRIPT), str(folder)], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-6000:]
-    return run.stdout
+    return folder, run.stdout
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """One launch for all cases: starting two processes takes longer than what they do."""
-    folder = tmp_path_factory.mktemp("processes")
-    torchrun = ["torch.distributed.run", "--nproc_per_node=2", f"--master_port={20000 + os.getpid() % 20000}"]
-    launch(torchrun, SCRIPT, str(folder))
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+def results(launched: tuple[Path, str]) -> list[dict[str, Any]]:
+    """What each process found."""
+    return [torch.load(launched[0] / f"{rank}.pt") for rank in range(2)]
 
 
 @cache
@@ -169,22 +172,13 @@ def test_data_parallel_trains_the_same_on_one_gpu_and_says_so_once(caplog: pytes
     assert caplog.text.count("only its first GPU is used") == 1
 
 
-def test_the_example_in_two_processes_measures_writes_and_prints_once(tmp_path: Path) -> None:
-    """The README's command for two GPUs, on a CPU: `--cpu` would start one process, however many are asked for."""
-    rows = [
-        {"query": f"find {word}", "docs": [f"a {word} here", "nothing"], "labels": [1, 0]} for word in "abcdefgh" * 4
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    tiny_bert().save_pretrained(str(tmp_path / "tiny"))
-    accelerate = ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
-    printed = launch(
-        [*accelerate, f"--main_process_port={20001 + os.getpid() % 20000}"],
-        SCRIPT.parents[1] / "examples" / "ms_marco" / "train_listwise.py",
-        *f"""--dataset {tmp_path}/rows.jsonl --model {tmp_path}/tiny --output_dir {tmp_path}/output --max_steps 2
-        --eval_steps 1 --save_steps 1 --per_device_train_batch_size 3 --use_cpu 1 --disable_tqdm 1""".split(),
-    )
-    assert printed.count("before") == printed.count("Model, card and figures are in") == 1
-    metrics = json.loads((tmp_path / "output" / "metrics.json").read_text())
+def test_the_example_in_two_processes_measures_writes_and_prints_once(
+    launched: tuple[Path, str], results: list[dict[str, Any]]
+) -> None:
+    folder, printed = launched
+    assert [result["example"] for result in results] == [0, 0]
+    assert printed.count("before ") == printed.count("Model, card and figures are in") == 1
+    metrics = json.loads((folder / "example" / "metrics.json").read_text())
     assert (metrics["processes"], metrics["batch_size"], metrics["steps"]) == (2, 6, 2)
     assert set(metrics["metrics"]["held-out"]) == {"BM25", "before", "after"}
-    CrossEncoder(str(tmp_path / "output" / "final"))
+    CrossEncoder(str(folder / "example" / "final"))

@@ -1,8 +1,9 @@
-"""Run by test_processes.py under torchrun, two processes on gloo: every case on both, results into a folder."""
+"""Run by test_processes.py under `accelerate launch`, two processes on gloo: every case on both, results to files."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,7 +19,7 @@ from datasets import Dataset
 from sentence_transformers import CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
-from tiny_models import tiny_bert, tiny_set
+from tiny_models import _bert_folder, tiny_bert, tiny_set
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
@@ -183,6 +184,21 @@ def sharded() -> dict[str, Any]:
     return results
 
 
+def example(folder: Path) -> int:
+    """examples/ms_marco/train_listwise.py, on a CPU."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "ms_marco"))
+    import train_listwise
+
+    docs = {word: [f"a {word} here", "nothing"] for word in "abcdefgh"}
+    rows = [{"query": f"find {word}", "docs": docs[word], "labels": [1, 0]} for word in "abcdefgh" * 4]
+    path = Path(mkdtemp()) / "rows.jsonl"  # each process reads its own
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return train_listwise.main(
+        f"""--dataset {path} --model {_bert_folder(1)} --output_dir {folder}/example --max_steps 2 --eval_steps 1
+        --save_steps 1 --per_device_train_batch_size 3 --use_cpu 1 --disable_tqdm 1""".split()
+    )
+
+
 def disagreements(rank: int) -> dict[str, list[str]]:
     """What each process says to losses that differ, or that it finds no fault with."""
     cases: dict[str, Callable[[Any], list[Any]]] = {
@@ -245,6 +261,7 @@ def main(folder: Path) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     results = {
+        "example": example(folder),
         "by hand": by_hand(rank),
         "trained": trained(),
         "disagreements": disagreements(rank),
