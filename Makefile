@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUTPUT ?= output/demo
 
-.PHONY: setup train setrank test lint format bench clean
+.PHONY: setup train setrank test lint format bench cards clean
 
 setup: $(VENV)/.done
 
@@ -35,6 +35,9 @@ format: setup
 
 bench: setup  ## speed and memory against sentence-transformers' losses
 	HF_HUB_OFFLINE=1 $(BIN)/python tests/benchmarks/training_step.py
+
+cards: setup  ## model cards from the results files of runs
+	$(BIN)/python examples/ms_marco/card.py model_cards/results/*.json --about model_cards/about.json --output_dir model_cards
 
 clean:
 	rm -rf $(VENV) output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-Metrics = dict[str, float]
-COLUMNS = {"map": "MAP", "mrr@10": "MRR@10", "ndcg@10": "nDCG@10"}
+#: Measure, as ir-measures writes it → value of each query.
+PerQuery = dict[str, list[float]]
+COLUMNS = {"nDCG@10": "nDCG@10", "AP": "MAP", "RR@10": "MRR@10"}  #: the first chooses the best checkpoint
 
 
-def table(results: Mapping[str, Mapping[str, Metrics]]) -> str:
+def means(values: PerQuery) -> dict[str, float]:
+    """Measure → mean over queries."""
+    return {measure: sum(own) / len(own) for measure, own in values.items()}
+
+
+def table(values: Mapping[str, Mapping[str, PerQuery]]) -> str:
     """Results as text: a block for each set of queries, a line for each way of ordering its documents.
 
-    >>> print(table({"held-out": {"trained": {"map": 0.5, "mrr@10": 0.5, "ndcg@10": 0.625}}}))
-    held-out             MAP  MRR@10 nDCG@10
-    trained           0.5000  0.5000  0.6250
+    >>> print(table({"held-out": {"trained": {"AP": [1.0, 0.0], "RR@10": [0.5], "nDCG@10": [0.625]}}}))
+    held-out       nDCG@10     MAP  MRR@10
+    trained           0.6250  0.5000  0.5000
     """
     blocks = []
-    for queries, rows in results.items():
+    for queries, rows in values.items():
         lines = [f"{queries:14}" + "".join(f"{title:>8}" for title in COLUMNS.values()).rstrip()]
-        for order, metrics in rows.items():
-            lines.append(f"{order:16}" + "".join(f"{metrics[key]:8.4f}" for key in COLUMNS))
+        for order, own in rows.items():
+            lines.append(f"{order:16}" + "".join(f"{means(own)[key]:8.4f}" for key in COLUMNS))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -47,9 +54,15 @@ def command_line(script: str, argv: Sequence[str] | None) -> str:
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write as JSON, a list of numbers on one line, under the rules of :func:`write_text`."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    write_text(path, re.sub(r"\[\n[\d\s.,eE+-]+\]", lambda numbers: " ".join(numbers[0].split()), text) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Write to a temporary name and move, so that the file is whole whenever it is there."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
 
 
@@ -88,7 +101,4 @@ def plot_curve(path: Path, history: Sequence[Mapping[str, float]], metric: str |
 
 
 def _metric_name(metric: str | None) -> str:
-    name = (metric or "").removeprefix("eval_").replace("_", " ")
-    for key, title in COLUMNS.items():
-        name = name.replace(key, title)
-    return name
+    return (metric or "").removeprefix("eval_").replace("_", " ").replace("ndcg", "nDCG")

@@ -13,6 +13,7 @@ import difflib
 import importlib.metadata
 import json
 import logging
+import platform
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,20 +21,20 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+from card import complete_card
 from datasets import Dataset
 from demo import lexical_scores
 from mapper import describe, map_dataset
-from reporting import Metrics, command_line, plot_curve, table, write_json
+from publishing import push_final, push_settings
+from reporting import COLUMNS, PerQuery, command_line, means, plot_curve, table, write_json
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
-from sentence_transformers.cross_encoder.evaluation import (
-    CrossEncoderNanoBEIREvaluator,
-    CrossEncoderRerankingEvaluator,
-)
+from sentence_transformers.cross_encoder.evaluation import CrossEncoderNanoBEIREvaluator
 from sources import load_model, load_rows
 from transformers import HfArgumentParser, set_seed
 
 from st_listwise import ListwiseDataCollator, ListwiseLoss, losses
+from st_listwise.evaluation import GradedRerankingEvaluator
 
 logger = logging.getLogger("train_listwise")
 #: Losses that can be built from a name and JSON.
@@ -141,23 +142,29 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
     model.model_card_data.language = model.model_card_data.language or ["en"]
     loss = build_loss(model)
 
-    sets = {name: reranking_evaluator(lists, name, script.keep_order) for name, lists in evaluation.items()}
-    results = {name: {"BM25": measure(LexicalOrder(), evaluator)} for name, evaluator in sets.items()}
+    sets = {name: build_evaluator(lists, name) for name, lists in evaluation.items()}
+    values = {name: {"BM25": measure(LexicalOrder(), evaluator)} for name, evaluator in sets.items()}
     for name, evaluator in sets.items():
-        results[name]["before"] = measure(model, evaluator)
+        values[name]["before"] = measure(model, evaluator)
 
     guide = nano_beir(script) or sets["held-out"]
     args.learning_rate_mapping = script.learning_rates() | dict(args.learning_rate_mapping or {})  # type: ignore[arg-type]
     trainer = build_trainer(model, args, train, loss, guide)
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    if not trainer.is_world_process_zero():
+        return 0  # one process measures, writes and pushes
     for name, evaluator in sets.items():
-        results[name]["after"] = measure(model, evaluator)
+        values[name]["after"] = measure(model, evaluator)
 
     output = Path(str(args.output_dir))
+    if push:
+        model.model_card_data.set_model_id(push["repo_id"])  # what the card's snippet loads
     model.save_pretrained(str(output / "final"))
+    results = summary(script, args, argv, counts, values, trainer, loss)
+    write_json(output / "metrics.json", results)
+    complete_card(output / "final" / "README.md", results)
     plot_curve(output / "loss_curve.png", trainer.state.log_history, args.metric_for_best_model, describe_run(script))
-    write_json(output / "metrics.json", summary(script, args, argv, counts, results, trainer, loss))
-    print(f"\n{table(results)}\n\nModel, card and figures are in {output}: final/, loss_curve.png, metrics.json.")
+    print(f"\n{table(values)}\n\nModel, card and figures are in {output}: final/, loss_curve.png, metrics.json.")
     return push_final(model, output / "final", push) if push else 0
 
 
@@ -216,37 +223,18 @@ def mapped(
     return lists, counts
 
 
-def reranking_evaluator(lists: Dataset, name: str, keep_order: bool = False) -> CrossEncoderRerankingEvaluator:
-    """MAP, MRR@10 and nDCG@10 with all documents of a list as candidates; relevant is above the lowest label.
-
-    With ``keep_order`` candidates are handed over in the order of the data, and the metrics of that order are reported
-    as well; otherwise relevant ones come first, which a model must not see.
-    """
-    samples = []
+def build_evaluator(lists: Dataset, name: str) -> GradedRerankingEvaluator:
+    """Figures of whole lists; relevant is above the lowest label, as labels may be a teacher's scores."""
+    rows = []
     for row in lists:
         threshold = max(0.0, min(row["labels"]))
-        documents = list(zip(row["docs"], row["labels"]))
-        candidates = {"negative": [doc for doc, label in documents if label <= threshold]}
-        samples.append(
-            {
-                "query": row["query"],
-                "positive": [doc for doc, label in documents if label > threshold],
-                **({"documents": row["docs"]} if keep_order else candidates),
-            }
-        )
-    return CrossEncoderRerankingEvaluator(
-        samples=samples,
-        name=name,
-        batch_size=32,
-        always_rerank_positives=not keep_order,
-        show_progress_bar=True,
-        write_csv=False,
-    )
+        rows.append({**row, "labels": [int(label > threshold) for label in row["labels"]]})
+    return GradedRerankingEvaluator(rows, list(COLUMNS), name=name, show_progress_bar=True, write_csv=False)
 
 
-def measure(model: Any, evaluator: CrossEncoderRerankingEvaluator) -> Metrics:
-    metrics = {key.removeprefix(f"{evaluator.name}_"): float(value) for key, value in evaluator(model).items()}
-    return {key: value for key, value in metrics.items() if not key.startswith("base_")}
+def measure(model: Any, evaluator: GradedRerankingEvaluator) -> PerQuery:
+    evaluator(model)
+    return {key: [round(value, 6) for value in own] for key, own in evaluator.per_query.items()}
 
 
 def nano_beir(script: ScriptArguments) -> BaseEvaluator | None:
@@ -294,54 +282,36 @@ def summary(
     args: TrainingArguments,
     argv: list[str] | None,
     counts: dict[str, Any],
-    results: dict[str, dict[str, Metrics]],
+    values: dict[str, dict[str, PerQuery]],
     trainer: CrossEncoderTrainer,
     loss: ListwiseLoss,
 ) -> dict[str, Any]:
     """Everything that is needed to know what the figures mean, and to get them again."""
     packages = ("st-listwise", "sentence-transformers", "transformers", "torch")
+    gpu = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else None
     return {
         "command": command_line(script.path, argv),
-        "metrics": results,
-        "loss": {"name": script.loss, "config": loss.get_config_dict()},
+        "metrics": {name: {order: means(own) for order, own in orders.items()} for name, orders in values.items()},
+        "loss": {"name": script.loss, "config": loss.get_config_dict(), "citation": loss.citation.strip()},
         "model": script.model,
+        "class": type(trainer.model).__name__,
         "dataset": script.dataset,
         "counts": counts,
         "seed": args.seed,
         "steps": trainer.state.global_step,
-        "epochs": args.num_train_epochs,
-        "batch_size": args.per_device_train_batch_size,
+        "epochs": trainer.state.epoch,
+        "batch_size": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
         "learning_rate": args.learning_rate,
+        "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+        "best_by": args.metric_for_best_model if args.load_best_model_at_end else None,
         "seconds": next((e["train_runtime"] for e in trainer.state.log_history if "train_runtime" in e), None),
-        "versions": {package: importlib.metadata.version(package) for package in packages},
+        "device": gpu or f"CPU, threads: {torch.get_num_threads()}",
+        "versions": {
+            "Python": platform.python_version(),
+            **{package: importlib.metadata.version(package) for package in packages},
+        },
+        "per_query": values,
     }
-
-
-def push_settings(args: TrainingArguments) -> dict[str, Any] | None:
-    """Takes the push out of the trainer's hands: it would push every checkpoint, and before anything is trained."""
-    if not args.push_to_hub:
-        return None
-    if not args.hub_model_id:
-        raise ValueError("--push_to_hub needs --hub_model_id owner/name.")
-    args.push_to_hub = False
-    return {"repo_id": args.hub_model_id, "token": args.hub_token, "private": args.hub_private_repo}
-
-
-def push_final(model: CrossEncoder, folder: Path, push: dict[str, Any]) -> int:
-    """One push, of what lies saved. A failure loses nothing and says how to push by hand."""
-    try:
-        url = model.push_to_hub(**push, local_model_path=str(folder), exist_ok=True)
-    except Exception as error:  # of the network, the Hub, or the account
-        message = str(error).replace(push["token"] or "\0", "...")
-        print(
-            f"error: the push failed ({type(error).__name__}: {message})\n"
-            f"The model is safe in {folder}. To push it by hand:\n"
-            f"    hf auth login\n    hf upload {push['repo_id']} {folder} .",
-            file=sys.stderr,
-        )
-        return 1
-    print(f"Pushed: {url}")
-    return 0
 
 
 if __name__ == "__main__":

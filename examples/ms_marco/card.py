@@ -1,0 +1,190 @@
+"""Model cards from results files (metrics.json): loss, data, figures with their spread over queries, command, limits.
+
+python examples/ms_marco/card.py model_cards/results/*.json --about model_cards/about.json --output_dir model_cards
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mapper import describe
+from reporting import COLUMNS, write_text
+
+from st_listwise.evaluation import compare
+
+Results = Mapping[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """A card for each results file, under its name; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+", help="metrics.json of train_listwise.py, by any name")
+    parser.add_argument("--about", type=Path, help="JSON: name of a results file → title, data, limits")
+    parser.add_argument("--output_dir", type=Path, required=True, help="where the cards go")
+    args = parser.parse_args(argv)
+    try:
+        about = read(args.about) if args.about else {}
+        cards = {path.stem: _card_of(path, about.get(path.stem, {})) for path in args.results}
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    for name, text in cards.items():
+        write_text(args.output_dir / f"{name}.md", text)
+        print(args.output_dir / f"{name}.md")
+    return 0
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ValueError names the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} could not be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected an object, got {type(content).__name__}.")
+    return content
+
+
+def _card_of(path: Path, about: Mapping[str, Any]) -> str:
+    results = read(path)
+    try:
+        return card(results, about)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def card(results: Results, about: Mapping[str, Any]) -> str:
+    """A whole card.
+
+    Args:
+        results: What a run wrote to metrics.json.
+        about: What no run can know: ``title``, ``data`` (where it comes from, its license) and ``limits``, a list.
+
+    Raises:
+        ValueError: the results lack something that a card must state.
+    """
+    needed = ("command", "metrics", "loss", "model", "class", "dataset", "counts", "seed", "versions")
+    if missing := [key for key in needed if key not in results]:
+        raise ValueError(f"the results have no {', '.join(missing)}: a card must state them. Run the training again.")
+    name = results["loss"]["name"]
+    title = about.get("title") or f"{Path(results['model']).name} on {Path(results['dataset']).name}, {name}"
+    text = f"# {title}\n\n{_introduction(results)}\n\n{sections(results, about)}"
+    if citation := results["loss"].get("citation"):
+        text += f"\n## Citation\n\n```bibtex\n{citation}\n```\n"
+    return text
+
+
+def complete_card(path: Path, results: Results) -> None:
+    """Put what sentence-transformers' card of a trained model lacks into it, before its citations."""
+    text = path.read_text(encoding="utf-8")
+    head, citation, tail = text.partition("\n## Citation\n")
+    write_text(path, f"{head.rstrip()}\n\n{sections(results, {})}{citation}{tail}")
+
+
+def sections(results: Results, about: Mapping[str, Any]) -> str:
+    """Facts, figures, command and limits, as Markdown."""
+    facts = "\n".join(f"| {name} | {text} |" for name, text in _facts(results, about).items())
+    limits = [*about.get("limits", []), *_known_limits(results)]
+    return (
+        f"## How it was trained\n\n| | |\n|---|---|\n{facts}\n\n"
+        f"## Figures\n\n{_figures(results)}\n\n"
+        f"## The command\n\n```bash\n{results['command']}\n```\n\n"
+        f"## Limits\n\n" + "".join(f"- {limit}\n" for limit in limits)
+    )
+
+
+def _introduction(results: Results) -> str:
+    encoder = "all-MiniLM-L6-v2 (`demo`)" if results["model"] == "demo" else f"`{results['model']}`"
+    return (
+        f"A `{results['class']}` that scores (query, document) pairs; larger is better, scores are raw logits.\n"
+        f"Trained with `{results['loss']['name']}` of st-listwise from {encoder}."
+    )
+
+
+def _facts(results: Results, about: Mapping[str, Any]) -> dict[str, str]:
+    loss, counts = results["loss"], results["counts"]
+    config = ", ".join(f"{key}={json.dumps(value)}" for key, value in loss["config"].items())
+    settings = [
+        f"{results['epochs']:g} epoch{'s' * (results['epochs'] != 1)}" if "epochs" in results else "",
+        f"{results['steps']:,} steps of {results['batch_size']} queries" if "steps" in results else "",
+        f"learning rate {results['learning_rate']:g}" if "learning_rate" in results else "",
+        f"seed {results['seed']}",
+        results.get("precision", ""),
+        f"the checkpoint with the best {results['best_by'].removeprefix('eval_')}" if results.get("best_by") else "",
+    ]
+    facts = {"Loss": f"`{loss['name']}`, {config}", "Data": about.get("data") or f"`{results['dataset']}`"}
+    facts |= {f"Queries, {name}": _counted(own, counts) for name, own in counts.items()}
+    facts["Settings"] = ", ".join(filter(None, settings))
+    if results.get("seconds"):
+        facts["Time"] = f"{results['seconds']:,.0f} s of training; {results.get('device', 'device not known')}"
+    facts["Versions"] = ", ".join(f"{package} {version}" for package, version in results["versions"].items())
+    return facts
+
+
+def _counted(own: Mapping[str, int], counts: Mapping[str, Mapping[str, int]]) -> str:
+    if "kept" in own:
+        return describe(own)
+    kept = counts["train"]["kept"]
+    return f"{own['queries']:,} of these {kept:,}, drawn by chance; {kept - own['queries']:,} are left to train on."
+
+
+def _figures(results: Results) -> str:
+    """Means of each set of queries and order, with intervals where the values of each query are known."""
+    per_query = results.get("per_query", {})
+    keys = [key for key in COLUMNS if all(key in own for rows in results["metrics"].values() for own in rows.values())]
+    lines = [f"| queries | order | {' | '.join(COLUMNS[key] for key in keys)} |", "|---|---|" + "---|" * len(keys)]
+    for name, orders in results["metrics"].items():
+        for order, own in orders.items():
+            values = per_query.get(name, {}).get(order, {})
+            cells = " | ".join(_figure(own[key], values.get(key)) for key in keys)
+            lines.append(f"| {name} | {order} | {cells} |")
+    lines += ["", _legend(per_query)]
+    lines += [_comparison(name, orders) for name, orders in per_query.items() if len(orders["after"]["nDCG@10"]) > 1]
+    return "\n".join(lines)
+
+
+def _figure(mean: float, values: Sequence[float] | None) -> str:
+    if not values or len(values) < 2:
+        return f"{mean:.4f}"
+    spread = compare(values, [0.0] * len(values))
+    return f"{mean:.4f} ({spread.low:.3f}–{spread.high:.3f})"
+
+
+def _legend(per_query: Mapping[str, Any]) -> str:
+    rows = '"before" is the untrained head, "BM25" orders the same candidates by words alone.'
+    if not per_query:
+        return rows + "\nThe spread over queries is not known: the results file holds means only."
+    counted = ", ".join(f"{len(orders['after']['nDCG@10'])} {name}" for name, orders in per_query.items())
+    return rows + f"\nIn brackets: 95% bootstrap intervals over queries ({counted})."
+
+
+def _comparison(name: str, orders: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    found = compare(orders["after"]["nDCG@10"], orders["BM25"]["nDCG@10"])
+    p_value = f"p = {found.p_value:.4f}" if found.p_value >= 0.0001 else "p < 0.0001"
+    return (
+        f"\nnDCG@10 after training against BM25, {name} queries: {found.difference:+.4f} ({found.low:+.3f} to "
+        f"{found.high:+.3f}),\npaired t-test {p_value}, better on {found.wins}, worse on {found.losses}."
+    )
+
+
+def _known_limits(results: Results) -> list[str]:
+    limits = [
+        "Measured on the data above only: other languages, subjects and lengths were not.",
+        "Relevant is what is above the lowest label; grades above that do not count in the figures.",
+        "One seed: another one moves the figures, and the intervals do not cover that.",
+    ]
+    if (results.get("best_by") or "").startswith("eval_held-out"):
+        limits.append("The checkpoint was chosen on the held-out queries: their figures flatter it a little.")
+    if results["class"] == "SetRankCrossEncoder":
+        limits.append("A score depends on the whole list: scores of different lists cannot be compared.")
+    return limits
+
+
+if __name__ == "__main__":
+    sys.exit(main())
