@@ -12,7 +12,7 @@ from datasets import Dataset, Features, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_listwise.data import group_by_query, read_letor
+from st_listwise.data import counts, group_by_query, read_letor
 
 FILE = """\
 # a comment of its own
@@ -30,6 +30,7 @@ def test_a_letor_file_becomes_lists(tmp_path: Path) -> None:
     assert rows["query"] == ["10", "7"]  # in the order in which they are met; lines of one qid are one list
     assert rows["labels"] == [[2.0, 0.0, 1.0], [1.0]]
     assert rows["docs"] == [[[0.5, 0.0, -1.25], [0.0, 4.0, 0.0], [0.0, 0.0, 9.0]], [[1.0, 2.0, 3.0]]]
+    assert counts(rows) == {"lists": 2, "documents": 4}
     wider = read_letor(tmp_path / "rows.txt", num_features=5)
     assert wider[1]["docs"] == [[1.0, 2.0, 3.0, 0.0, 0.0]]
 
@@ -109,6 +110,31 @@ def test_selected_rows_alone_are_grouped_and_columns_may_have_other_names() -> N
     rows = Dataset.from_dict({"qid": [7, 7, 7, 8], "text": ["a", "b", "c", "d"], "grade": ["1", "0", "2", "0"]})
     grouped = group_by_query(rows.select([2, 1]), "qid", "text", "grade")
     assert grouped[:] == {"query": [7], "docs": [["c", "b"]], "labels": [[2.0, 0.0]]}
+
+
+def test_rows_that_are_not_complete_are_counted_and_an_error_in_strict_mode() -> None:
+    rows = Dataset.from_dict({"query": ["a", "a", None, "b"], "doc": ["x", "y", "z", "v"], "label": [1, 0, 1, 1]})
+    expected = {"rows that are not complete": 1, "lists": 1, "documents": 2, "lists of one label dropped": 1}
+    assert counts(group_by_query(rows)) == expected
+    with pytest.raises(ValueError, match="row 2: the query, document or label is None"):
+        group_by_query(rows, strict=True)
+
+
+RANKS = {"query": ["a", "b", "a", "a", "b", "b", "b"], "doc": [*"uvwxyzw"], "label": [2, 3, 1, 3, 1, 4, 2]}
+
+
+def test_ranks_given_as_labels_are_noticed_and_read_as_ranks_on_request() -> None:
+    rows = Dataset.from_dict(RANKS)
+    assert counts(group_by_query(rows))["lists whose labels look like ranks"] == 2
+    with pytest.raises(
+        ValueError, match="query 'a' has labels 1 to 3, each once; larger is better, or give ranks=True"
+    ):
+        group_by_query(rows, strict=True)
+    grouped = group_by_query(rows, ranks=True, strict=True)
+    assert grouped["labels"] == [[1.0, 2.0, 0.0], [1.0, 3.0, 0.0, 2.0]]
+    graded = Dataset.from_dict({**RANKS, "label": [2, 3, 1, 0, 1, 4, 2]})
+    half = counts(group_by_query(graded))  # one list of two: graded labels may come so by chance
+    assert half == {"lists": 2, "documents": 7}
 
 
 def test_rows_that_cannot_be_grouped_are_refused() -> None:

@@ -77,7 +77,7 @@ def _layout(dataset: Dataset, labels: str) -> _Layout:
     names = dataset.column_names
     if labels == "scores" and "scores" not in names:
         raise ValueError(f"There is no column scores, only {', '.join(names)}: mine with output_scores=True.")
-    negatives = sorted(filter(NEGATIVE.fullmatch, names), key=lambda name: int("0" + name.removeprefix("negative_")))
+    negatives = sorted(filter(NEGATIVE.fullmatch, names), key=lambda name: (len(name), name))
     numbers = "scores" if labels == "scores" else "labels" if "labels" in names and not negatives else None
     if negatives and len(names) > 2:
         return _Layout(names[0], [names[1], *negatives], numbers)

@@ -14,6 +14,8 @@ import numpy as np
 from datasets import Dataset
 from sklearn.datasets import load_svmlight_file
 
+from st_listwise.data.tally import Tally
+
 
 def read_letor(path: str | os.PathLike[str], num_features: int | None = None) -> Dataset:
     """Read judged feature vectors: lines such as ``2 qid:10 1:0.5 3:0.25 # docid = GX000``.
@@ -27,7 +29,7 @@ def read_letor(path: str | os.PathLike[str], num_features: int | None = None) ->
             when reading a test set.
 
     Returns:
-        ``query``: the qid as a string, ``docs``: float32 vectors, ``labels``: floats.
+        ``query``: the qid as a string, ``docs``: float32 vectors, ``labels``: floats. Nothing is left out.
 
     Raises:
         ValueError: names the file and the line of what is malformed, of a line without qid, of a feature beyond
@@ -51,13 +53,18 @@ def read_letor(path: str | os.PathLike[str], num_features: int | None = None) ->
     order = np.argsort(by_appearance, kind="stable")
     cuts = np.flatnonzero(np.diff(by_appearance[order])) + 1
     rows = np.split(order, cuts)
-    return Dataset.from_dict(
+    lists = Dataset.from_dict(
         {
             "query": [str(queries[row[0]]) for row in rows],
             "docs": [vectors[row] for row in rows],
             "labels": [labels[row].astype(np.float64) for row in rows],
         }
     )
+    tally = Tally()
+    tally.count("lists", len(rows))
+    tally.count("documents", len(labels))
+    tally.log(str(path))
+    return tally.attach(lists)
 
 
 def _parse(source: Path | io.BytesIO, num_features: int | None) -> tuple:

@@ -26,7 +26,7 @@ PARSED = pa.schema(
 )
 SPOOLED = PARSED.set(0, pa.field("query", pa.int32()))
 #: Most lines that are given back at once, unless one query has more.
-LINES = 1_000_000
+LINES = 500_000
 COLUMNS = ["query", "q0", "doc", "rank", "score", "tag"]
 
 

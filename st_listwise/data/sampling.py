@@ -17,8 +17,8 @@ PARALLEL = ("docs", "labels", "doc_ids")
 class EpochSampler(TrainerCallback):
     """Cuts long lists to a sample that changes with the epoch. It is both the transform and the trainer's callback.
 
-    What is drawn depends on ``seed``, the epoch, and the list, and on nothing else: not on batches, workers, processes,
-    or an interruption.
+    What is drawn depends on ``seed``, the epoch and the list, and on nothing else: not on batches, workers or
+    processes, and not on an interruption.
 
     Args:
         max_docs: Most documents of a list, at least 2. Shorter lists stay as they are.
@@ -105,7 +105,7 @@ class EpochSampler(TrainerCallback):
         self._begun = False
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Before the data loader starts an epoch. Counted: ``state.epoch`` lags where a sampler gives fewer batches."""
+        """Before the data loader starts. Counted, as ``state.epoch`` lags where a sampler gives fewer batches."""
         self._epoch += int(self._begun)
         self._begun = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from datasets import Dataset
 
@@ -99,12 +99,7 @@ def counts(dataset: Dataset) -> dict[str, int]:
     return dict(content)
 
 
-def look_like_ranks(lists: int, ascending: int) -> bool:
-    """Whether labels are taken for ranks: most lists of 3 or more documents have 1 … n, each once."""
-    return lists > 0 and 2 * ascending > lists
-
-
-def is_ranking(labels: Mapping[int, float] | list[float]) -> bool:
+def is_ranking(labels: Sequence[float]) -> bool:
     """Whether labels are 1 … n, each once, for n of 3 or more.
 
     >>> is_ranking([2, 1, 3]), is_ranking([2, 1]), is_ranking([1, 1, 0])
