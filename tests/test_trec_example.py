@@ -30,7 +30,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def collection(tmp_path: Path) -> dict[str, Path]:
-    """24 queries with 6 documents each, graded 0 to 2; the last query has no judgment, each second misses a document."""
+    """24 queries, 6 documents each, graded 0 to 2; the last query is not judged, each second misses a document."""
     paths = {name: tmp_path / name for name in ("first.run", "qrels.txt", "docs.jsonl", "queries.tsv", "tiny")}
     docs = {f"d{i}": f"a {word} in place {i}" for i, word in enumerate(WORDS * 4)}
     paths["docs.jsonl"].write_text("".join(json.dumps({"_id": id, "text": text}) + "\n" for id, text in docs.items()))
