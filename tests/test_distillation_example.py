@@ -1,4 +1,4 @@
-"""The distillation example: tables of scores and rows become runs, labels are the teacher's, a model may be the teacher."""
+"""The distillation example: tables and rows become runs, labels are the teacher's, a model may be the teacher."""
 
 from __future__ import annotations
 
