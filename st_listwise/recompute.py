@@ -18,8 +18,6 @@ import psutil
 import torch
 from torch import Tensor
 
-from st_listwise.functional.lists import pad_lists
-
 Features = dict[str, Any]
 #: A part of a model that sees each pair alone: features of a mini-batch → tensors with one row a pair.
 Stage = Callable[[Features], dict[str, Tensor]]
@@ -76,31 +74,6 @@ def free_memory(device: torch.device, parameters: Sequence[Tensor]) -> float:
     else:
         return 0.0
     return max(0.0, SHARE * (free - gradients))
-
-
-def skip_small(scores: Tensor, sizes: Sequence[int], share: float) -> Tensor:
-    """The scores, whose gradients are set to zero where they are small beside those of their list.
-
-    Args:
-        scores: ``(pairs,)``.
-        sizes: Documents of each list.
-        share: Gradients below this share of their list's largest one, in absolute values, become 0.
-    """
-    return _SkipSmall.apply(scores, list(sizes), share)
-
-
-class _SkipSmall(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, sizes: list[int], share: float) -> Tensor:
-        ctx.sizes, ctx.share = sizes, share
-        return scores.view_as(scores)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        largest = pad_lists(gradient.abs(), ctx.sizes).amax(-1)
-        limits = ctx.share * largest.repeat_interleave(torch.tensor(ctx.sizes, device=gradient.device))
-        return gradient.masked_fill(gradient.abs() < limits, 0.0), None, None
 
 
 @contextmanager

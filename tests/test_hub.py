@@ -131,7 +131,6 @@ SCORING = {
     "mini_batch_tokens": None,
     "recompute": True,
     "share_prefix": False,
-    "skip_below": 0.0,
 }
 LOSSES = {
     "pointwise": (

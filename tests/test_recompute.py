@@ -174,46 +174,6 @@ def test_recompute_is_true_false_or_auto(option: Any) -> None:
         ListMLELoss(tiny_bert(), recompute=option)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.4])
-def test_skip_below_leaves_out_small_gradients_and_changes_no_other(share: float, monkeypatch: Any) -> None:
-    """Against gradients of the scores, cut by hand, and pushed through the model at once."""
-    model = tiny_bert().double()
-    labels = [torch.tensor(row) for row in [[1.0, 0.0, 2.0, 0.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]]]
-    exact = ListMLELoss(model)
-    _, scores = exact.score([QUERIES, DOCS], labels)
-    slopes = torch.autograd.grad(
-        exact.mean_loss(exact.prepare([QUERIES, DOCS], labels), scores), scores, retain_graph=True
-    )[0]
-    cut = torch.cat([torch.where(g.abs() >= share * g.abs().max(), g, 0.0) for g in slopes.split([5, 3, 4])])
-    expected = dict(zip(dict(model.named_parameters()), torch.autograd.grad(scores, list(model.parameters()), cut)))
-    rows = _count_rows(monkeypatch)
-    got = _gradients(
-        ListMLELoss(model, mini_batch_size=1, recompute=True, skip_below=share), [row.tolist() for row in labels]
-    )
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-13)
-    assert len(rows) in (int((cut != 0).sum()), int((cut != 0).sum()) - 1)  # the last pair keeps its graph
-
-
-@pytest.mark.parametrize(
-    "options", [{"skip_below": 0.1}, {"skip_below": 1.0, "recompute": True}, {"skip_below": -0.1, "recompute": True}]
-)
-def test_skip_below_needs_recompute_and_a_share(options: Any) -> None:
-    with pytest.raises(ValueError, match=r"skip_below=.* needs recompute"):
-        ListMLELoss(tiny_bert(), **options)
-
-
-def test_skip_below_says_what_dropout_costs_it(caplog: pytest.LogCaptureFixture) -> None:
-    ListMLELoss(tiny_bert(), recompute=True, skip_below=0.1)
-    assert caplog.text == ""
-    ListMLELoss(tiny_bert(dropout=0.1), recompute=True, skip_below=0.1)
-    assert "set its dropout to 0" in caplog.text
-
-
-def test_skip_below_is_not_for_set_models() -> None:
-    with pytest.raises(ValueError, match="skip_below: documents of a set model"):
-        ListMLELoss(tiny_set(), recompute=True, skip_below=0.1)
-
-
 def test_a_compiled_model_gives_the_same_gradients() -> None:
     model = tiny_bert().double()
     expected = _gradients(ListMLELoss(model, mini_batch_size=4))

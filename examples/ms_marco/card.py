@@ -18,6 +18,14 @@ from reporting import COLUMNS, write_text
 from st_listwise.evaluation import compare
 
 Results = Mapping[str, Any]
+#: Ways of ordering, and what they are.
+ORDERS = {
+    "before": "is the model before training",
+    "BM25": "orders the same candidates by words alone",
+    "first stage": "is the order of the run",
+    "teacher": "is the order of the teacher",
+}
+BINARY = "Relevant is what is above the lowest label; grades above that do not count in the figures."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,16 +145,18 @@ def _counted(own: Mapping[str, int], counts: Mapping[str, Mapping[str, int]]) ->
 def _figures(results: Results) -> str:
     """Means of each set of queries and order, with intervals where the values of each query are known."""
     per_query = results.get("per_query", {})
-    keys = [key for key in COLUMNS if all(key in own for rows in results["metrics"].values() for own in rows.values())]
-    lines = [f"| queries | order | {' | '.join(COLUMNS[key] for key in keys)} |", "|---|---|" + "---|" * len(keys)]
+    rows = [own for orders in results["metrics"].values() for own in orders.values()]
+    keys = [key for key in rows[0] if all(key in own for own in rows)]
+    titles = " | ".join(COLUMNS.get(key, key) for key in keys)
+    lines = [f"| queries | order | {titles} |", "|---|---|" + "---|" * len(keys)]
     for name, orders in results["metrics"].items():
         for order, own in orders.items():
             values = per_query.get(name, {}).get(order, {})
             cells = " | ".join(_figure(own[key], values.get(key)) for key in keys)
             lines.append(f"| {name} | {order} | {cells} |")
-    lines += ["", _legend(per_query)]
-    lines += [_comparison(name, orders) for name, orders in per_query.items() if len(orders["after"]["nDCG@10"]) > 1]
-    return "\n".join(lines)
+    lines += ["", _legend(results["metrics"], per_query)]
+    lines += [_comparison(name, orders, keys[0]) for name, orders in per_query.items()]
+    return "\n".join(lines).rstrip()
 
 
 def _figure(mean: float, values: Sequence[float] | None) -> str:
@@ -156,19 +166,25 @@ def _figure(mean: float, values: Sequence[float] | None) -> str:
     return f"{mean:.4f} ({spread.low:.3f}–{spread.high:.3f})"
 
 
-def _legend(per_query: Mapping[str, Any]) -> str:
-    rows = '"before" is the untrained head, "BM25" orders the same candidates by words alone.'
+def _legend(metrics: Mapping[str, Any], per_query: Mapping[str, Any]) -> str:
+    named = {order for orders in metrics.values() for order in orders}
+    rows = ", ".join(f'"{order}" {what}' for order, what in ORDERS.items() if order in named) + "."
     if not per_query:
         return rows + "\nThe spread over queries is not known: the results file holds means only."
-    counted = ", ".join(f"{len(orders['after']['nDCG@10'])} {name}" for name, orders in per_query.items())
+    sizes = {name: len(next(iter(orders["after"].values()))) for name, orders in per_query.items()}
+    counted = ", ".join(f"{size} {name}" for name, size in sizes.items())
     return rows + f"\nIn brackets: 95% bootstrap intervals over queries ({counted})."
 
 
-def _comparison(name: str, orders: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    found = compare(orders["after"]["nDCG@10"], orders["BM25"]["nDCG@10"])
+def _comparison(name: str, orders: Mapping[str, Mapping[str, Sequence[float]]], measure: str) -> str:
+    """A paired test against the first order."""
+    first = next(iter(orders))
+    if len(orders["after"][measure]) < 2:
+        return ""
+    found = compare(orders["after"][measure], orders[first][measure])
     p_value = f"p = {found.p_value:.4f}" if found.p_value >= 0.0001 else "p < 0.0001"
     return (
-        f"\nnDCG@10 after training against BM25, {name} queries: {found.difference:+.4f} ({found.low:+.3f} to "
+        f"\n{measure} after training against {first}, {name} queries: {found.difference:+.4f} ({found.low:+.3f} to "
         f"{found.high:+.3f}),\npaired t-test {p_value}, better on {found.wins}, worse on {found.losses}."
     )
 
@@ -176,7 +192,7 @@ def _comparison(name: str, orders: Mapping[str, Mapping[str, Sequence[float]]]) 
 def _known_limits(results: Results) -> list[str]:
     limits = [
         "Measured on the data above only: other languages, subjects and lengths were not.",
-        "Relevant is what is above the lowest label; grades above that do not count in the figures.",
+        *results.get("limits", [BINARY]),
         "One seed: another one moves the figures, and the intervals do not cover that.",
     ]
     if (results.get("best_by") or "").startswith("eval_held-out"):

@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics.json, loss_curve.png, and the table that is printed."""
+"""What a run leaves behind: metrics.json, loss_curve.png, per_query.png, and the table that is printed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 #: Measure, as ir-measures writes it → value of each query.
 PerQuery = dict[str, list[float]]
-COLUMNS = {"nDCG@10": "nDCG@10", "AP": "MAP", "RR@10": "MRR@10"}  #: the first chooses the best checkpoint
+#: Measures where none are named, the first chooses the best checkpoint; and their titles, others are their own.
+COLUMNS = {"nDCG@10": "nDCG@10", "AP": "MAP", "RR@10": "MRR@10"}
 
 
 def means(values: PerQuery) -> dict[str, float]:
@@ -24,15 +25,17 @@ def means(values: PerQuery) -> dict[str, float]:
 def table(values: Mapping[str, Mapping[str, PerQuery]]) -> str:
     """Results as text: a block for each set of queries, a line for each way of ordering its documents.
 
-    >>> print(table({"held-out": {"trained": {"AP": [1.0, 0.0], "RR@10": [0.5], "nDCG@10": [0.625]}}}))
+    >>> print(table({"held-out": {"trained": {"nDCG@10": [0.625], "AP": [1.0, 0.0], "RR@10": [0.5]}}}))
     held-out       nDCG@10     MAP  MRR@10
-    trained           0.6250  0.5000  0.5000
+    trained         0.6250  0.5000  0.5000
     """
     blocks = []
     for queries, rows in values.items():
-        lines = [f"{queries:14}" + "".join(f"{title:>8}" for title in COLUMNS.values()).rstrip()]
+        titles = {key: COLUMNS.get(key, key) for key in next(iter(rows.values()))}
+        widths = {key: max(8, len(title) + 2) for key, title in titles.items()}
+        lines = [f"{queries:14}" + "".join(f"{title:>{widths[key]}}" for key, title in titles.items())]
         for order, own in rows.items():
-            lines.append(f"{order:16}" + "".join(f"{means(own)[key]:8.4f}" for key in COLUMNS))
+            lines.append(f"{order:14}" + "".join(f"{means(own)[key]:{widths[key]}.4f}" for key in titles))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -94,6 +97,42 @@ def plot_curve(path: Path, history: Sequence[Mapping[str, float]], metric: str |
         right.spines["top"].set_visible(False)
     axis.spines["top"].set_visible(False)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    _save(figure, path)
+
+
+def plot_queries(path: Path, orders: Mapping[str, PerQuery], title: str) -> None:
+    """What training changed for each query: the first measure after it minus that of the first order, as a PNG.
+
+    Args:
+        path: Where the picture goes.
+        orders: Way of ordering → values of each query; the first is compared with "after".
+        title: Above the picture.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    first = next(iter(orders))
+    measure = next(iter(orders["after"]))
+    gains = sorted((b - a for a, b in zip(orders[first][measure], orders["after"][measure])), reverse=True)
+    better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    colours = ["tab:blue" if gain > 0 else "tab:orange" for gain in gains]
+    axis.bar(range(1, len(gains) + 1), gains, width=1.0, color=colours)
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.axhline(sum(gains) / len(gains), color="grey", linestyle="--", label=f"mean {sum(gains) / len(gains):+.4f}")
+    axis.set(xlabel=f"queries: {better} better, {worse} worse, {len(gains) - better - worse} the same", title=title)
+    axis.set(ylabel=f"{measure}, after - {first}", xlim=(0.5, len(gains) + 0.5))
+    axis.grid(alpha=0.3, axis="y")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
     temporary = path.with_name(path.stem + ".tmp.png")
     figure.savefig(temporary, dpi=150)
     plt.close(figure)

@@ -23,17 +23,17 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
-from card import complete_card
+from card import BINARY, complete_card
 from datasets import Dataset
 from demo import lexical_scores
 from mapper import describe, map_dataset
 from publishing import push_final, push_settings
-from reporting import COLUMNS, PerQuery, command_line, means, plot_curve, table, write_json
+from reporting import COLUMNS, PerQuery, command_line, means, plot_curve, plot_queries, table, write_json
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderNanoBEIREvaluator
 from sources import load_model, load_rows
-from transformers import HfArgumentParser, set_seed
+from transformers import HfArgumentParser, TrainerCallback, set_seed
 
 from st_listwise import ListStatisticsCallback, ListwiseDataCollator, ListwiseLoss, losses
 from st_listwise.checkpoints import last_complete_checkpoint
@@ -45,34 +45,37 @@ SINGLE = [name for name in losses.__all__ if name not in ("ListwiseLoss", "Combi
 BF16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
 
-@dataclass
-class ScriptArguments:
-    """What is trained on what."""
+#: Lists to train on; lists to evaluate on by name, "held-out" and perhaps "test"; counts of what was left out.
+Data = tuple[Dataset, dict[str, Dataset], dict[str, Any]]
 
-    path: ClassVar[str] = "examples/ms_marco/train_listwise.py"
-    keep_order: ClassVar[bool] = False  #: the order in which documents are given means something to the model
+
+@dataclass(kw_only=True)
+class RunArguments:
+    """What every script takes. A script of its own says where lists come from, and what they are measured against."""
+
+    path: ClassVar[str]  #: from the root of the repository
+    defaults: ClassVar[dict[str, Any]] = {}  #: of training arguments, where they differ
 
     model: str = field(
         default="microsoft/MiniLM-L12-H384-uncased", metadata={"help": "name on the Hub, local folder, or 'demo'"}
     )
-    dataset: str = field(
-        default="microsoft/ms_marco", metadata={"help": "name on the Hub, .json/.jsonl/.parquet file, or 'demo'"}
-    )
-    dataset_config: str | None = field(
-        default=None,
-        metadata={"help": "configuration of a data set on the Hub; default: v1.1 of microsoft/ms_marco"},
-    )
     loss: str = field(default="ListMLELoss", metadata={"help": "class name: " + ", ".join(SINGLE)})
     loss_args: str = field(default="{}", metadata={"help": "the loss's arguments as JSON, such as '{\"alpha\": 2}'"})
-    max_docs: int | None = field(default=None, metadata={"help": "most documents of a list, at least 2"})
+    max_docs: int | None = field(default=None, metadata={"help": "most documents of a training list, at least 2"})
     max_length: int | None = field(default=None, metadata={"help": "longest pair in tokens"})
     eval_queries: int = field(default=1000, metadata={"help": "queries held out, at most a tenth of all"})
-    eval_file: str | None = field(default=None, metadata={"help": "file to evaluate on instead of held-out queries"})
-    test_file: str | None = field(default=None, metadata={"help": "file for figures before and after training"})
-    nano_beir: bool | None = field(
-        default=None,
-        metadata={"help": "choose the best model on NanoBEIR; default: with data from the Hub, if reachable"},
-    )
+
+    def source(self) -> str:
+        """Names the data, in figures and card."""
+        raise NotImplementedError
+
+    def prepare_data(self, output: Path) -> Data:
+        """Read everything, and say what is wrong with it."""
+        raise NotImplementedError
+
+    def limits(self) -> list[str]:
+        """What the card says of the figures."""
+        return [BINARY]
 
     def build_model(self) -> CrossEncoder:
         return load_model(self.model, self.max_length)
@@ -80,6 +83,63 @@ class ScriptArguments:
     def learning_rates(self) -> dict[str, float]:
         """Pattern of parameter names → learning rate, for those that do not have the common one."""
         return {}
+
+    def sample(self, train: Dataset) -> tuple[Dataset, list[TrainerCallback]]:
+        """The training lists as they are read, and what the trainer needs for it."""
+        return train, []
+
+    def build_evaluator(self, lists: Dataset, name: str) -> GradedRerankingEvaluator:
+        """Figures of whole lists; relevant is above the lowest label, as labels may be a teacher's scores."""
+        rows = []
+        for row in lists:
+            threshold = max(0.0, min(row["labels"]))
+            rows.append({**row, "labels": [int(label > threshold) for label in row["labels"]]})
+        return GradedRerankingEvaluator(rows, list(COLUMNS), name=name, show_progress_bar=True, write_csv=False)
+
+    def measure_first(self, evaluator: GradedRerankingEvaluator) -> dict[str, PerQuery]:
+        """Figures to compare with, by name: what is there without a model."""
+        return {"BM25": measure(LexicalOrder(), evaluator)}
+
+    def guide(self) -> BaseEvaluator | None:
+        """What chooses the best checkpoint. None: the held-out queries."""
+        return None
+
+    def measure_last(
+        self, model: CrossEncoder, evaluator: GradedRerankingEvaluator, lists: Dataset, output: Path
+    ) -> PerQuery:
+        """Figures of the trained model."""
+        return measure(model, evaluator)
+
+
+@dataclass(kw_only=True)
+class ScriptArguments(RunArguments):
+    """What is trained on what."""
+
+    path: ClassVar[str] = "examples/ms_marco/train_listwise.py"
+    keep_order: ClassVar[bool] = False  #: the order in which documents are given means something to the model
+
+    dataset: str = field(
+        default="microsoft/ms_marco", metadata={"help": "name on the Hub, .json/.jsonl/.parquet file, or 'demo'"}
+    )
+    dataset_config: str | None = field(
+        default=None,
+        metadata={"help": "configuration of a data set on the Hub; default: v1.1 of microsoft/ms_marco"},
+    )
+    eval_file: str | None = field(default=None, metadata={"help": "file to evaluate on instead of held-out queries"})
+    test_file: str | None = field(default=None, metadata={"help": "file for figures before and after training"})
+    nano_beir: bool | None = field(
+        default=None,
+        metadata={"help": "choose the best model on NanoBEIR; default: with data from the Hub, if reachable"},
+    )
+
+    def source(self) -> str:
+        return self.dataset
+
+    def prepare_data(self, output: Path) -> Data:
+        return prepare_data(self)
+
+    def guide(self) -> BaseEvaluator | None:
+        return nano_beir(self)
 
 
 @dataclass
@@ -122,24 +182,27 @@ class LexicalOrder:
 
 def main(
     argv: list[str] | None = None,
-    script_class: type[ScriptArguments] = ScriptArguments,
+    script_class: type[RunArguments] = ScriptArguments,
     description: str | None = __doc__,
 ) -> int:
     """Run the script; returns the exit status."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     classes: Any = (script_class, TrainingArguments)
     parser = HfArgumentParser(classes, description=description)
-    script, args = parser.parse_args_into_dataclasses(argv)
+    parser.set_defaults(**script_class.defaults)
+    script, args, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
     for name in ("train_listwise", "st_listwise"):  # of several processes the first one tells
         logging.getLogger(name).setLevel(logging.INFO if args.process_index == 0 else logging.WARNING)
     try:
+        if unknown:
+            raise ValueError(f"{' '.join(unknown)}: not known. --help shows what is.")
         return run(script, args, argv)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None) -> int:
+def run(script: RunArguments, args: TrainingArguments, argv: list[str] | None) -> int:
     if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
         raise ValueError(
             "This script keeps checkpoints, which sentence-transformers does not save from FSDP. Start it with "
@@ -147,28 +210,28 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
         )
     push = push_settings(args)
     build_loss = loss_builder(script.loss, script.loss_args)
-    train, evaluation, counts = prepare_data(script)
+    output = Path(str(args.output_dir))
+    train, evaluation, counts = script.prepare_data(output)
     set_seed(args.seed)  # before the model is built: its head starts at random
     model = script.build_model()
     model.model_card_data.language = model.model_card_data.language or ["en"]
     loss = build_loss(model)
 
-    sets = {name: build_evaluator(lists, name) for name, lists in evaluation.items()}
+    sets = {name: script.build_evaluator(lists, name) for name, lists in evaluation.items()}
     first = args.process_index == 0  # of several processes it measures before training, and writes
-    values = {name: {"BM25": measure(LexicalOrder(), evaluator)} for name, evaluator in sets.items() if first}
+    values = {name: script.measure_first(evaluator) for name, evaluator in sets.items() if first}
     for name in values:
         values[name]["before"] = measure(model, sets[name])
 
-    guide = nano_beir(script) or sets["held-out"]
+    guide = script.guide() or sets["held-out"]
     args.learning_rate_mapping = script.learning_rates() | dict(args.learning_rate_mapping or {})  # type: ignore[arg-type]
-    trainer = build_trainer(model, args, train, loss, guide)
+    trainer = build_trainer(model, args, script.sample(train), loss, guide)
     trainer.train(resume_from_checkpoint=checkpoint_to_resume(args))
     if not first:
         return 0
     for name in values:
-        values[name]["after"] = measure(model, sets[name])
+        values[name]["after"] = script.measure_last(model, sets[name], evaluation[name], output)
 
-    output = Path(str(args.output_dir))
     if push:
         model.model_card_data.set_model_id(push["repo_id"])  # what the card's snippet loads
     model.save_pretrained(str(output / "final"))
@@ -176,7 +239,10 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
     write_json(output / "metrics.json", results)
     complete_card(output / "final" / "README.md", results)
     plot_curve(output / "loss_curve.png", trainer.state.log_history, args.metric_for_best_model, describe_run(script))
-    print(f"\n{table(values)}\n\nModel, card and figures are in {output}: final/, loss_curve.png, metrics.json.")
+    name, orders = list(values.items())[-1]
+    plot_queries(output / "per_query.png", orders, f"{describe_run(script)}: {name} queries")
+    files = "final/, loss_curve.png, per_query.png, metrics.json"
+    print(f"\n{table(values)}\n\nModel, card and figures are in {output}: {files}.")
     return push_final(model, output / "final", push) if push else 0
 
 
@@ -206,8 +272,8 @@ def loss_builder(name: str, arguments: str) -> Any:
     return build
 
 
-def prepare_data(script: ScriptArguments) -> tuple[Dataset, dict[str, Dataset], dict[str, Any]]:
-    """Training lists; lists to evaluate on by name, "held-out" and "test"; and the counts of what was left out."""
+def prepare_data(script: ScriptArguments) -> Data:
+    """Lists of rows from the Hub or files."""
     if script.dataset_config and (script.dataset == "demo" or Path(script.dataset).exists()):
         raise ValueError(f"--dataset_config {script.dataset_config!r} is for data sets on the Hub only; leave it out.")
     config = script.dataset_config or ("v1.1" if script.dataset == "microsoft/ms_marco" else None)
@@ -217,13 +283,23 @@ def prepare_data(script: ScriptArguments) -> tuple[Dataset, dict[str, Dataset], 
         if path:
             evaluation[name], counts[name] = mapped(script, path, script.max_docs if name == "held-out" else None)
     if "held-out" not in evaluation:
-        size = min(script.eval_queries, len(lists) // 10)
-        if size < 1:
-            raise ValueError(f"{script.dataset} leaves {len(lists)} lists; at least 10 are needed, or an --eval_file.")
-        split = lists.train_test_split(test_size=size, seed=12)
-        lists, counts["held-out"] = split["train"], {"queries": size}
-        evaluation = {"held-out": split["test"], **evaluation}
+        lists, held_out = hold_out(script, lists, ", or an --eval_file")
+        counts["held-out"] = {"queries": len(held_out)}
+        evaluation = {"held-out": held_out, **evaluation}
     return lists, evaluation, counts
+
+
+def hold_out(script: RunArguments, lists: Dataset, remedy: str = "") -> tuple[Dataset, Dataset]:
+    """Lists to train on, and those that choose the best checkpoint.
+
+    Raises:
+        ValueError: there are too few.
+    """
+    size = min(script.eval_queries, len(lists) // 10)
+    if size < 1:
+        raise ValueError(f"{script.source()} leaves {len(lists)} lists; at least 10 are needed{remedy}.")
+    split = lists.train_test_split(test_size=size, seed=12)
+    return split["train"], split["test"]
 
 
 def mapped(
@@ -235,18 +311,13 @@ def mapped(
     return lists, counts
 
 
-def build_evaluator(lists: Dataset, name: str) -> GradedRerankingEvaluator:
-    """Figures of whole lists; relevant is above the lowest label, as labels may be a teacher's scores."""
-    rows = []
-    for row in lists:
-        threshold = max(0.0, min(row["labels"]))
-        rows.append({**row, "labels": [int(label > threshold) for label in row["labels"]]})
-    return GradedRerankingEvaluator(rows, list(COLUMNS), name=name, show_progress_bar=True, write_csv=False)
-
-
 def measure(model: Any, evaluator: GradedRerankingEvaluator) -> PerQuery:
     evaluator(model)
-    return {key: [round(value, 6) for value in own] for key, own in evaluator.per_query.items()}
+    return rounded(evaluator.per_query)
+
+
+def rounded(values: PerQuery) -> PerQuery:
+    return {key: [round(value, 6) for value in own] for key, own in values.items()}
 
 
 def nano_beir(script: ScriptArguments) -> BaseEvaluator | None:
@@ -266,7 +337,11 @@ def nano_beir(script: ScriptArguments) -> BaseEvaluator | None:
 
 
 def build_trainer(
-    model: CrossEncoder, args: TrainingArguments, train: Dataset, loss: ListwiseLoss, guide: BaseEvaluator
+    model: CrossEncoder,
+    args: TrainingArguments,
+    train: tuple[Dataset, list[TrainerCallback]],
+    loss: ListwiseLoss,
+    guide: BaseEvaluator,
 ) -> CrossEncoderTrainer:
     name = getattr(guide, "name", "")
     metric = str(guide.primary_metric)
@@ -274,7 +349,13 @@ def build_trainer(
     choose_best_by(args, metric)
     in_workers = ListwiseDataCollator(loss, prompts=args.prompts) if args.dataloader_num_workers else None
     trainer = CrossEncoderTrainer(
-        model=model, args=args, train_dataset=train, loss=loss, evaluator=guide, data_collator=in_workers
+        model=model,
+        args=args,
+        train_dataset=train[0],
+        loss=loss,
+        evaluator=guide,
+        data_collator=in_workers,
+        callbacks=train[1],
     )
     trainer.add_callback(ListStatisticsCallback(trainer))
     return trainer
@@ -295,12 +376,12 @@ def choose_best_by(args: CrossEncoderTrainingArguments, metric: str) -> None:
         args.greater_is_better = True
 
 
-def describe_run(script: ScriptArguments) -> str:
-    return f"{script.loss} on {Path(script.dataset).name}, {Path(script.model).name}"
+def describe_run(script: RunArguments) -> str:
+    return f"{script.loss} on {Path(script.source()).name}, {Path(script.model).name}"
 
 
 def summary(
-    script: ScriptArguments,
+    script: RunArguments,
     args: TrainingArguments,
     argv: list[str] | None,
     counts: dict[str, Any],
@@ -317,7 +398,8 @@ def summary(
         "loss": {"name": script.loss, "config": loss.get_config_dict(), "citation": loss.citation.strip()},
         "model": script.model,
         "class": type(trainer.model).__name__,
-        "dataset": script.dataset,
+        "dataset": script.source(),
+        "limits": script.limits(),
         "counts": counts,
         "seed": args.seed,
         "steps": trainer.state.global_step,

@@ -19,9 +19,8 @@ from typing_extensions import TypedDict
 from st_listwise.functional.lists import length_mask, pad_lists
 from st_listwise.losses.checks import check_batch
 from st_listwise.processes import agree, check_wrapper, must_agree, unwrap
-from st_listwise.recompute import Features, skip_small
+from st_listwise.recompute import Features
 from st_listwise.scoring import MiniBatches, cut_pairs, score_mini_batches, truncated_alike
-from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
 from st_listwise.shared_prefix import check_shares_prefix, score_after_prefixes, split_prefixes
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,6 @@ class ScoringOptions(TypedDict, total=False):
     mini_batch_tokens: int | None
     recompute: bool | Literal["auto"]
     share_prefix: bool
-    skip_below: float
 
 
 @dataclass
@@ -82,9 +80,6 @@ class ListwiseLoss(nn.Module, ABC):
             once for all its documents: same scores, same gradient. Positions count from the first real token, and
             limits of mini-batches count each document's own tokens. With ``recompute`` every mini-batch is computed
             again whole, and keys and values of the prefixes stay.
-        skip_below: With ``recompute``: leave documents out of the second pass whose gradient, in absolute value, is
-            below this share of the largest one of their list. The gradient is then no longer exact. A model that
-            draws random numbers (dropout) can leave out whole mini-batches only. 0: none. See tests/benchmarks.
 
     Raises:
         ValueError: the model has more than one output label, a limit makes no sense, or the model cannot share a
@@ -109,7 +104,6 @@ class ListwiseLoss(nn.Module, ABC):
         mini_batch_tokens: int | None = None,
         recompute: bool | Literal["auto"] = False,
         share_prefix: bool = False,
-        skip_below: float = 0.0,
     ) -> None:
         super().__init__()
         if model.num_labels != 1:
@@ -123,23 +117,12 @@ class ListwiseLoss(nn.Module, ABC):
             raise ValueError(f'recompute={recompute!r} must be True, False or "auto".')
         if share_prefix:
             check_shares_prefix(model)
-        if not 0 <= skip_below < 1 or (skip_below and not recompute):
-            raise ValueError(f"skip_below={skip_below!r} must be from 0 to below 1, and needs recompute.")
-        if skip_below and share_prefix:
-            raise ValueError("skip_below: with share_prefix mini-batches are computed again whole; leave one out.")
-        if skip_below and isinstance(model, SetRankCrossEncoder):
-            raise ValueError("skip_below: documents of a set model have no gradient of their own; leave it out.")
-        if skip_below and any(isinstance(part, nn.Dropout) and part.p > 0 for part in model.modules()):
-            logger.warning(
-                "skip_below leaves out whole mini-batches only, as this model has dropout: set its dropout to 0."
-            )
         self.model = model
         self.activation_fn = _activation(activation_fn)
         self.mini_batch_size = mini_batch_size
         self.mini_batch_tokens = mini_batch_tokens
         self.recompute = recompute
         self.share_prefix = share_prefix
-        self.skip_below = skip_below
         self.on_scores: Callable[[ReadyBatch, Tensor], None] | None = None  #: is shown each batch and its scores
         self._told: set[str] = set()  #: what is logged once
         _losses.add(self)
@@ -209,7 +192,7 @@ class ListwiseLoss(nn.Module, ABC):
         self._warn_if_saturated(scores.detach())
         if self.on_scores is not None:
             self.on_scores(batch, scores.detach())
-        return batch, skip_small(scores, batch.sizes, self.skip_below) if self.skip_below else scores
+        return batch, scores
 
     def mean_loss(self, batch: ReadyBatch, scores: Tensor) -> Tensor:
         """Mean over lists, each times its weight, from what :meth:`score` returns."""
@@ -254,7 +237,6 @@ class ListwiseLoss(nn.Module, ABC):
             "mini_batch_tokens": self.mini_batch_tokens,
             "recompute": self.recompute,
             "share_prefix": self.share_prefix,
-            "skip_below": self.skip_below,
         }
 
     @property

@@ -20,7 +20,7 @@ class CombinedLoss(ListwiseLoss):
         losses: Name → (loss, weight). All losses share one model; their own mini-batch options are not used, those of
             the combination are. Their ``activation_fn`` applies to their part alone.
         mini_batch_size: See :class:`~st_listwise.losses.ListwiseLoss`; likewise ``mini_batch_tokens``, ``recompute``,
-            ``share_prefix``, ``skip_below``.
+            ``share_prefix``.
 
     Raises:
         ValueError: there are no losses, one is not of this package or has another model, or a weight is no finite
@@ -50,7 +50,6 @@ class CombinedLoss(ListwiseLoss):
         mini_batch_tokens: int | None = None,
         recompute: bool | Literal["auto"] = False,
         share_prefix: bool = False,
-        skip_below: float = 0.0,
     ) -> None:
         if not losses:
             raise ValueError("CombinedLoss needs at least one loss: {'name': (loss, weight)}.")
@@ -69,7 +68,6 @@ class CombinedLoss(ListwiseLoss):
             mini_batch_tokens=mini_batch_tokens,
             recompute=recompute,
             share_prefix=share_prefix,
-            skip_below=skip_below,
         )
         self.losses: Any = nn.ModuleDict({name: loss for name, (loss, _) in losses.items()})
         self.weights = {name: float(weight) for name, (_, weight) in losses.items()}

@@ -91,29 +91,6 @@ def demo(data: Path) -> Iterator[tuple[str, list[str], Tensor]]:
         yield row["query"], passages["passage_text"], torch.tensor(passages["is_selected"])
 
 
-def nfcorpus(data: Path, split: str, depth: int = 100) -> Iterator[tuple[str, list[str], Tensor]]:
-    """Queries with the documents that TF-IDF ranks first, graded 0 to 3, of which at least one is relevant."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    folder = data / "nfcorpus"
-    docs = {row["doc_id"]: f"{row['title']} {row['text']}" for row in _rows(folder / "docs.jsonl")}
-    queries = {row["query_id"]: row["text"] for row in _rows(folder / f"queries.{split}.jsonl")}
-    grades: dict[str, dict[str, int]] = {}
-    for line in (folder / f"qrels.{split}.tsv").read_text().splitlines()[1:]:
-        query, doc, grade = line.split("\t")
-        grades.setdefault(query, {})[doc] = int(grade)
-    judged = sorted(set(grades) & set(queries))
-    random.Random(12).shuffle(judged)
-    vectorizer, names = TfidfVectorizer(sublinear_tf=True), list(docs)
-    vectors = vectorizer.fit_transform(docs.values())
-    for query in judged:
-        similar = (vectors @ vectorizer.transform([queries[query]]).T).toarray().ravel()
-        top = [names[place] for place in similar.argsort(kind="stable")[::-1][:depth]]
-        labels = torch.tensor([grades[query].get(doc, 0) for doc in top])
-        if labels.any():
-            yield queries[query], [docs[doc] for doc in top], labels
-
-
 class Shape(NamedTuple):
     """Lists in a batch, where lists come from, and whether sentence-transformers' losses fit into 24 GiB."""
 
