@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from sentence_transformers.cross_encoder import CrossEncoder
 from torch import Tensor, nn
 
+from st_listwise.modules.saving import written_whole
 from st_listwise.set_rank_cross_encoder import NOT_IN_ONNX, SetRankCrossEncoder
 
 #: Sizes of both are free in the exported graph; 1 would be taken for a constant.
@@ -52,11 +51,8 @@ def export_onnx(model: CrossEncoder, path: str | Path) -> Path:
             "exported. Export one with a head, as CrossEncoder(encoder, num_labels=1) builds it."
         )
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=path.parent, prefix=".exporting-") as folder:
-        _export(model, Path(folder, path.name))
-        for part in sorted(Path(folder).iterdir(), reverse=True):  # the weights first
-            os.replace(part, path.parent / part.name)
+    with written_whole(path.parent) as folder:  # the weights, whose name is longer, are moved first
+        _export(model, folder / path.name)
     return path
 
 

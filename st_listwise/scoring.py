@@ -137,12 +137,17 @@ def score_mini_batches(
     lists = {"pair_order": batches.order, "list_sizes": list_sizes}
     score = _score_sharded if is_sharded(bare) else _score
     flat = score(model, features, lists, recompute if torch.is_grad_enabled() else False)
-    if flat.numel() != batches.order.numel():
-        raise ValueError(
-            f"The model returned {flat.numel()} scores for {batches.order.numel()} pairs; expected one each."
-        )
+    check_one_each(flat, batches)
     of_sets = isinstance(bare, SetRankCrossEncoder)
     return flat if of_sets else flat[torch.argsort(batches.order).to(flat.device)]
+
+
+def check_one_each(scores: Tensor, batches: MiniBatches) -> None:
+    """ValueError unless there is one score for each pair."""
+    if scores.numel() != batches.order.numel():
+        raise ValueError(
+            f"The model returned {scores.numel()} scores for {batches.order.numel()} pairs; expected one each."
+        )
 
 
 def _score(

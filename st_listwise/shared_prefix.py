@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicLayer
 
 from st_listwise.processes import is_sharded, unwrap
 from st_listwise.recompute import Features, count_saved, free_memory
-from st_listwise.scoring import Limits, MiniBatches, pair_scores
+from st_listwise.scoring import Limits, MiniBatches, check_one_each, pair_scores
 
 #: Names of the argument that takes the cache, in newer and older versions of transformers.
 CACHE_ARGUMENTS = ("cache", "past_key_values")
@@ -156,10 +156,7 @@ def score_after_prefixes(
         if features is not last:
             scores.append(graphs.run(_score, bare, bare, features, caches[-1]))
     flat = torch.cat([*scores, _score(model, bare, last, caches[-1])])
-    if flat.numel() != batches.order.numel():
-        raise ValueError(
-            f"The model returned {flat.numel()} scores for {batches.order.numel()} pairs; expected one each."
-        )
+    check_one_each(flat, batches)
     return flat[torch.argsort(batches.order).to(flat.device)]
 
 

@@ -22,12 +22,8 @@ import teacher  # noqa: E402
 import train_distillation  # noqa: E402
 import train_listwise  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 WORDS = ["bear", "paris", "light", "stone", "river", "cloud"]
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture

@@ -19,13 +19,9 @@ sys.path[:0] = [str(ROOT / "ms_marco"), str(ROOT / "trec")]
 import train_listwise  # noqa: E402
 import train_trec  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 QUERIES = 24
 WORDS = ["bear", "paris", "light", "stone", "river", "cloud"]
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture

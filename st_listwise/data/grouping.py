@@ -66,10 +66,7 @@ def group_by_query(
         _check_ranks(grouped, tally)
     teaches = pc.less(grouped["label_min"], grouped["label_max"])
     kept = grouped if keep_all else grouped.filter(teaches)
-    tally.count("lists", len(kept))
-    tally.count("documents", pc.sum(kept["label_count"]).as_py() or 0)
-    if len(kept) < len(grouped):
-        tally.count("lists of one label dropped", len(grouped) - len(kept))
+    tally.count_lists(len(kept), pc.sum(kept["label_count"]).as_py() or 0, len(grouped) - len(kept))
     tally.log(f"{len(table):,} rows")
     lists = kept.select(["query", "doc_list", "label_list"]).rename_columns(["query", "docs", "labels"])
     return tally.attach(Dataset(_from_ranks(lists) if ranks else lists))

@@ -61,8 +61,7 @@ def read_letor(path: str | os.PathLike[str], num_features: int | None = None) ->
         }
     )
     tally = Tally()
-    tally.count("lists", len(rows))
-    tally.count("documents", len(labels))
+    tally.count_lists(len(rows), len(labels))
     tally.log(str(path))
     return tally.attach(lists)
 

@@ -27,6 +27,13 @@ class Tally:
         """Count what is no fault; a count of 0 is shown, too."""
         self.counts[what] = self.counts.get(what, 0) + int(number)
 
+    def count_lists(self, kept: int, documents: int, dropped: int = 0) -> None:
+        """Count what a reader gives: lists and their documents, and the lists that it dropped for their one label."""
+        self.count("lists", kept)
+        self.count("documents", documents)
+        if dropped:
+            self.count("lists of one label dropped", dropped)
+
     def fault(self, what: str, place: str, number: int = 1) -> None:
         """Count what is wrong with the input.
 

@@ -214,10 +214,7 @@ class _Collection:
                     written += len(table)
                     documents += len(table["docs"].combine_chunks().values)
                 bar.update(len(lists))
-            self.tally.count("lists", written)
-            self.tally.count("documents", documents)
-            if found > written:
-                self.tally.count("lists of one label dropped", found - written)
+            self.tally.count_lists(written, documents, found - written)
             if not written:
                 raise ValueError(f"{self.name}: no list is left. {self.tally.sentence()}")
             writer.finalize()

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from sentence_transformers.base.modules import Module
 from typing_extensions import Self
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """A temporary folder whose files are moved into ``folder`` at the end, the last name first; none if it fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
+        yield Path(temporary)
+        for path in sorted(Path(temporary).iterdir(), reverse=True):
+            os.replace(path, folder / path.name)
 
 
 class SavedModule(Module):
@@ -21,12 +33,9 @@ class SavedModule(Module):
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write to temporary names and move: whoever is killed or meets a full disk leaves the old files whole."""
-        os.makedirs(output_path, exist_ok=True)
-        with TemporaryDirectory(dir=output_path, prefix=".saving-") as folder:
-            self.save_config(folder)
-            self.save_torch_weights(folder, safe_serialization=safe_serialization)
-            for path in Path(folder).iterdir():
-                os.replace(path, Path(output_path, path.name))
+        with written_whole(Path(output_path)) as folder:
+            self.save_config(str(folder))
+            self.save_torch_weights(str(folder), safe_serialization=safe_serialization)
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> Self:  # type: ignore[override]

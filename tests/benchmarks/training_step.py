@@ -55,22 +55,23 @@ def first_list(batch: Batch, docs: int = 8) -> Batch:
     return Batch(batch.queries[:1], [batch.docs[0][:docs]], [batch.labels[0][:docs]])
 
 
-def time_variants(shape: str, name: str, steps: list[Batch]) -> dict[str, list[float]]:
+def time_variants(
+    shape: str, name: str, model: CrossEncoder, steps: list[Batch], lengths: list[list[int]]
+) -> dict[str, list[float]]:
     """Seconds of each variant, of preprocessing, and of the floor, for each batch; variants take turns."""
-    model = build_model()
     losses = {variant: build_loss(variant, name, model) for variant in variants(shape, name)}
     seconds: dict[str, list[float]] = {key: [] for key in [*losses, "preprocessing", "floor"]}
     for loss in losses.values():
         step(loss, first_list(steps[0]))
-    floor = Floor(model, [length for batch in steps for length in token_lengths(model, batch)])
+    floor = Floor(model, [length for own in lengths for length in own])
     order = list(losses)
-    for index, batch in enumerate(steps):
+    for index, (batch, own) in enumerate(zip(steps, lengths)):
         for shift in range(len(order)):
             variant = order[(index + shift) % len(order)]
             seconds[variant].append(seconds_of(step, losses[variant], batch))
         columns = [batch.queries, batch.docs]
         seconds["preprocessing"].append(seconds_of(losses["ours"].prepare, columns, batch.labels))
-        seconds["floor"].append(floor.seconds(token_lengths(model, batch)))
+        seconds["floor"].append(floor.seconds(own))
         print(f"  {shape}, {name}: batch {index + 1} of {len(steps)}", end="\r", file=sys.stderr)
     return seconds
 
@@ -80,9 +81,9 @@ def token_lengths(model: CrossEncoder, batch: Batch) -> list[int]:
     return model.preprocess(pairs)["attention_mask"].sum(-1).tolist()
 
 
-def padding(steps: list[Batch]) -> float:
+def padding(model: CrossEncoder, steps: list[Batch]) -> float:
     """Padded tokens of our mini-batches over real ones."""
-    loss = st_listwise.ListNetLoss(build_model())
+    loss = st_listwise.ListNetLoss(model)
     ready = [loss.prepare([batch.queries, batch.docs], batch.labels).mini_batches.features for batch in steps]
     masks = [features["attention_mask"] for cut in ready for features in cut]
     return sum(mask.numel() for mask in masks) / sum(int(mask.sum()) for mask in masks)
@@ -103,8 +104,9 @@ def peak_in_subprocess(shape: str, variant: str, name: str, data: Path) -> float
 
 
 def measured(shape: str, name: str, steps: list[Batch], data: Path, with_peaks: bool) -> dict[str, Any]:
-    seconds = time_variants(shape, name, steps)
-    lengths = [token_lengths(build_model(), batch) for batch in steps]
+    model = build_model()
+    lengths = [token_lengths(model, batch) for batch in steps]
+    seconds = time_variants(shape, name, model, steps, lengths)
     base = "upstream" if "upstream" in seconds else "ours"
     rows = []
     for variant in variants(shape, name):
@@ -122,7 +124,7 @@ def measured(shape: str, name: str, steps: list[Batch], data: Path, with_peaks: 
         rows.append(row | ({"peak MiB": round(peak_in_subprocess(shape, variant, name, data))} if with_peaks else {}))
     return {
         "against": base,
-        "padded/real tokens": round(padding(steps), 3),
+        "padded/real tokens": round(padding(model, steps), 3),
         "preprocessing": quartiles([a / b for a, b in zip(seconds["preprocessing"], seconds["ours"])])[1],
         "rows": rows,
     }
