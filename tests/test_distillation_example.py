@@ -10,6 +10,7 @@ from typing import Any
 import ir_measures
 import numpy as np
 import pytest
+from datasets import Dataset
 from sentence_transformers import CrossEncoder
 from tiny_models import tiny_bert, tiny_set
 
@@ -202,3 +203,19 @@ def test_what_tells_a_table_from_a_run(tmp_path: Path, files: dict[str, Path]) -
     path.write_text("Q1\tQ0\tD1\t1\t0.5\ttag\n")
     assert teacher.is_table(files["train.tsv"])
     assert not teacher.is_table(path)
+
+
+def test_of_several_processes_one_ranks_and_writes(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others come after it: a file that they wrote again would be another one to the readers' cache."""
+    path = tmp_path / "a.run"
+    teacher.save(path, "as it was")
+    before = path.stat()
+    teacher.save(path, "as it was")
+    assert path.stat() == before
+    teacher.save(path, "changed")
+    assert path.read_text() == "changed"
+    monkeypatch.setattr(teacher.PartialState, "is_main_process", False)
+    teacher.rank_by_model("absent", Dataset.from_list([]), path)
+    assert path.read_text() == "changed"

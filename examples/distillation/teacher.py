@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from accelerate import PartialState
 from datasets import Dataset
 from mapper import read_list
 from reporting import write_text
@@ -121,13 +122,15 @@ def candidates_text(grades: Run) -> str:
 
 
 def rank_by_model(name: str, candidates: Dataset, path: Path) -> None:
-    """Rank lists with a pointwise or a set model, and write them as a run.
+    """Rank lists with a pointwise or a set model, and write them as a run; of several processes the main one does it.
 
     Args:
         name: Local folder, or a model on the Hub.
         candidates: Lists with ``query``, ``docs``, ``query_id`` and ``doc_ids``.
         path: The run.
     """
+    if not PartialState().is_main_process:
+        return  # it comes first, and has written the run
     teacher = load_teacher(name)
     logger.info(f"{name} ranks {len(candidates)} lists.")
     scores = predict_lists(teacher, candidates["query"], candidates["docs"], show_progress_bar=True)
@@ -149,9 +152,10 @@ def load_teacher(name: str) -> CrossEncoder:
 
 
 def save(path: Path, text: str) -> str:
-    """Write a file that is whole whenever it is there; returns its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text)
+    """Write a file that is whole whenever it is there, unless it is there already; returns its name."""
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
     return str(path)
 
 

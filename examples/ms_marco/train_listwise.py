@@ -211,7 +211,8 @@ def run(script: RunArguments, args: TrainingArguments, argv: list[str] | None) -
     push = push_settings(args)
     build_loss = loss_builder(script.loss, script.loss_args)
     output = Path(str(args.output_dir))
-    train, evaluation, counts = script.prepare_data(output)
+    with args.main_process_first(desc="reading the data"):  # what it makes the others find
+        train, evaluation, counts = script.prepare_data(output)
     set_seed(args.seed)  # before the model is built: its head starts at random
     model = script.build_model()
     model.model_card_data.language = model.model_card_data.language or ["en"]
@@ -229,6 +230,7 @@ def run(script: RunArguments, args: TrainingArguments, argv: list[str] | None) -
     trainer.train(resume_from_checkpoint=checkpoint_to_resume(args))
     if not first:
         return 0
+    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # figures are of what is saved: no autocast
     for name in values:
         values[name]["after"] = script.measure_last(model, sets[name], evaluation[name], output)
 
