@@ -5,7 +5,7 @@ Scores do not depend on how pairs are cut, so this is where all freedom of batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +21,8 @@ from st_listwise.sharded import recomputed, run_together
 
 #: Padded tokens in a mini-batch when the user sets no limit, by device type.
 AUTO_TOKENS = {"cpu": 512, "cuda": 32768}
+#: What a mini-batch costs beside its padded tokens, in tokens, by device type: parameters are read, gradients added.
+OVERHEAD_TOKENS = {"cpu": 80, "cuda": 4096}
 #: Pairs in a mini-batch where inputs tell no length.
 AUTO_PAIRS = 32
 
@@ -29,25 +31,29 @@ class Limits(NamedTuple):
     """Limits of one mini-batch; at least one pair always fits.
 
     ``pairs`` None: no limit by count. ``tokens`` None: no limit by padded tokens (pairs times the longest of them).
+    ``overhead``: what a mini-batch costs, in tokens; with it there are more of them where that saves padding.
     """
 
     pairs: int | None
     tokens: int | None
+    overhead: int | None = None
 
     @classmethod
     def from_options(cls, size: int | None, tokens: int | None, device: torch.device) -> Limits:
         """Both options None: an automatic token budget. ``size`` of 0 or less: no limit by count."""
+        kind = device.type if device.type in AUTO_TOKENS else "cuda"
         if size is None and tokens is None:
-            return cls(None, AUTO_TOKENS.get(device.type, AUTO_TOKENS["cuda"]))
-        return cls(size if size is not None and size > 0 else None, tokens)
+            tokens = AUTO_TOKENS[kind]
+        overhead = OVERHEAD_TOKENS[kind] if tokens is not None else None
+        return cls(size if size is not None and size > 0 else None, tokens, overhead)
 
-    def cut(self, lengths: Sequence[int]) -> Iterator[slice]:
-        """Cut lengths, longest first, into mini-batches.
+    def cut(self, lengths: Sequence[int]) -> list[slice]:
+        """Cut lengths, longest first, into mini-batches, so that padding and overhead are least.
 
-        >>> list(Limits(pairs=3, tokens=20).cut([9, 8, 5, 5, 4, 4]))
-        [slice(0, 2, None), slice(2, 5, None), slice(5, 6, None)]
+        >>> Limits(pairs=3, tokens=20, overhead=2).cut([9, 9, 5, 5, 4, 4])
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]
         """
-        return cut_padded(lengths, self.tokens, self.pairs)
+        return cut_padded(lengths, self.tokens, self.pairs, self.overhead)
 
 
 class MiniBatches(NamedTuple):

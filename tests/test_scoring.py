@@ -15,7 +15,7 @@ from tiny_models import tiny_bert, tiny_decoder
 from torch import Tensor, nn
 from transformers import DataCollatorWithFlattening
 
-from st_listwise.scoring import AUTO_TOKENS, Limits, cut_pairs, score_mini_batches
+from st_listwise.scoring import AUTO_TOKENS, OVERHEAD_TOKENS, Limits, cut_pairs, score_mini_batches
 
 PAIRS = [
     ("what is a bear", "an animal"),
@@ -34,26 +34,51 @@ Build = Callable[..., CrossEncoder]
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
     size=st.none() | st.integers(1, 9),
     tokens=st.none() | st.integers(1, 200),
+    overhead=st.none() | st.integers(0, 100),
 )
 def test_every_pair_stands_in_one_mini_batch_within_the_limits(
-    lengths: list[int], size: int | None, tokens: int | None
+    lengths: list[int], size: int | None, tokens: int | None, overhead: int | None
 ) -> None:
     lengths.sort(reverse=True)
-    cuts = list(Limits(size, tokens).cut(lengths))
+    cuts = Limits(size, tokens, overhead).cut(lengths)
     assert [index for cut in cuts for index in range(cut.start, cut.stop)] == list(range(len(lengths)))
-    for cut in cuts:
-        batch = lengths[cut]
-        assert size is None or len(batch) <= size
-        assert tokens is None or len(batch) == 1 or len(batch) * max(batch) <= tokens
+    assert all(fits(lengths[cut], size, tokens) for cut in cuts)
+
+
+def fits(batch: list[int], size: int | None, tokens: int | None) -> bool:
+    return len(batch) == 1 or (len(batch) <= (size or 99) and len(batch) * batch[0] <= (tokens or 9999))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=7),
+    size=st.none() | st.integers(1, 4),
+    tokens=st.none() | st.integers(1, 90),
+    overhead=st.integers(0, 40),
+)
+def test_of_all_ways_to_cut_the_one_of_least_padding_and_overhead_is_taken(
+    lengths: list[int], size: int | None, tokens: int | None, overhead: int
+) -> None:
+    lengths.sort(reverse=True)
+    costs, counts = [], []
+    for chosen in itertools.product([False, True], repeat=len(lengths) - 1):
+        places = [0, *(place + 1 for place, cut in enumerate(chosen) if cut), len(lengths)]
+        parts = [lengths[start:stop] for start, stop in itertools.pairwise(places)]
+        if all(fits(part, size, tokens) for part in parts):
+            costs.append(sum(len(part) * part[0] + overhead for part in parts))
+            counts.append((len(parts), sum(len(part) * part[0] for part in parts)))
+    cuts = Limits(size, tokens, overhead).cut(lengths)
+    assert sum(len(lengths[cut]) * lengths[cut.start] + overhead for cut in cuts) == min(costs)
+    fewest = Limits(size, tokens).cut(lengths)
+    assert (len(fewest), sum(len(lengths[cut]) * lengths[cut.start] for cut in fewest)) == min(counts)
 
 
 @pytest.mark.parametrize(
     ("size", "tokens", "expected"),
     [
-        (None, None, Limits(None, AUTO_TOKENS["cpu"])),
+        (None, None, Limits(None, AUTO_TOKENS["cpu"], OVERHEAD_TOKENS["cpu"])),
         (8, None, Limits(8, None)),
-        (None, 100, Limits(None, 100)),
-        (8, 100, Limits(8, 100)),
+        (None, 100, Limits(None, 100, OVERHEAD_TOKENS["cpu"])),
+        (8, 100, Limits(8, 100, OVERHEAD_TOKENS["cpu"])),
         (0, None, Limits(None, None)),  # once meant "the batch size", and the number of queries at that
         (-1, None, Limits(None, None)),
     ],

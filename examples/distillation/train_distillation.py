@@ -14,7 +14,6 @@ CrossEncoderTrainingArguments can be given as well. See the README beside this f
 from __future__ import annotations
 
 import math
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,8 +81,6 @@ class DistillationArguments(TrecArguments):
         return limits
 
     def prepare_data(self, output: Path) -> Data:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ValueError("Start this script in one process: it writes the teacher's files before it trains.")
         for rows in ("rows", "test_rows"):
             prefix = rows.removesuffix("rows")
             twice = [f"--{prefix}{name}" for name in ("qrels", "corpus", "queries") if getattr(self, prefix + name)]

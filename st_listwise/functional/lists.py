@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -150,23 +152,37 @@ def reduce_lists(per_list: Tensor, counts: Tensor, reduction: Reduction = "mean"
     return per_list if reduction == "none" else per_list.sum() if reduction == "sum" else per_list.mean()
 
 
-def cut_padded(lengths: Sequence[int], most: int | None, count: int | None = None) -> Iterator[slice]:
-    """Cut lengths, longest first, so that no part holds more than ``most`` with its padding; one always fits.
+def cut_padded(
+    lengths: Sequence[int], most: int | None, count: int | None = None, each: int | None = None
+) -> list[slice]:
+    """Cut lengths, longest first, where padding is least; no part holds more than ``most``, but one always fits.
 
     Args:
         lengths: In descending order.
-        most: Entries of a part times the first, longest of them. None: no limit.
-        count: Entries of a part. None: no limit.
+        most: Entries of a part with its padding: their number times the first, longest of them. None: no limit.
+        count: Lengths in a part. None: no limit.
+        each: What a part costs beside its entries, in entries: the sum of both is least. None: as few parts as can be.
 
-    >>> list(cut_padded([9, 8, 5, 5, 4, 4], most=20, count=3))
-    [slice(0, 2, None), slice(2, 5, None), slice(5, 6, None)]
+    >>> cut_padded([9, 8, 5, 5, 4, 4], most=20, count=3)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]
+    >>> cut_padded([9, 8, 2, 2], most=None, each=4)
+    [slice(0, 2, None), slice(2, 4, None)]
     """
-    start = 0
-    while start < len(lengths):
-        room = len(lengths) if most is None else max(most // max(lengths[start], 1), 1)
-        stop = min(start + min(room, count or room), len(lengths))
-        yield slice(start, stop)
-        start = stop
+    sizes = np.asarray(lengths, dtype=np.int64)
+    total = len(sizes)
+    each = int(sizes.sum() + sizes[:1].sum() * total) if each is None else each
+    room = np.full(total, total) if most is None else np.maximum(most // np.maximum(sizes, 1), 1)
+    least = np.zeros(total + 1, dtype=np.int64)  # cost of the lengths from each on, well cut
+    stops = [0] * total  # and where their first part ends
+    for start in range(total - 1, -1, -1):
+        furthest = min(start + int(room[start]), start + (count or total), total)
+        costs = least[start + 1 : furthest + 1] + sizes[start] * np.arange(1, furthest - start + 1)
+        stops[start] = furthest - int(costs[::-1].argmin())
+        least[start] = costs.min() + each
+    starts = [0]
+    while starts[-1] < total:
+        starts.append(stops[starts[-1]])
+    return [slice(start, stop) for start, stop in itertools.pairwise(starts)]
 
 
 def row_chunks(values: Tensor) -> Iterator[slice]:
