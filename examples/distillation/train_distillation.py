@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from datasets import Dataset
 
-from st_listwise.data import read_teacher_run, read_trec
+from st_listwise.data import read_teacher_run
 
 sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("ms_marco", "trec"))
 
@@ -92,7 +92,7 @@ class DistillationArguments(TrecArguments):
         parts = self._parts(output, "train", self.run, self.qrels, self.corpus, self.queries, self.rows)
         taught = read_teacher_run(*parts[:3], labels=self.labels, depth=self.depth)  # type: ignore[arg-type]
         if parts.qrels:
-            return taught, self._judged(parts)
+            return taught, self.judged(parts.run, parts.qrels, parts.corpus, parts.queries)
         if not (self.test_run or self.test_rows):
             raise ValueError("There are no judgments to measure with: give --test_run and --test_qrels, or --qrels.")
         return taught, taught.map(by_teacher, desc="Taking the teacher's best third as relevant")
@@ -100,18 +100,10 @@ class DistillationArguments(TrecArguments):
     def read_test(self, output: Path) -> Dataset | None:
         if not (self.test_run or self.test_rows):
             return super().read_test(output)
-        qrels, corpus, queries = (
-            self.test_qrels or self.qrels,
-            self.test_corpus or self.corpus,
-            self.test_queries or self.queries,
-        )
-        parts = self._parts(output, "test", self.test_run, qrels, corpus, queries, self.test_rows)
+        parts = self._parts(output, "test", self.test_run, *self.test_files(), self.test_rows)
         if not parts.qrels:
             raise ValueError(f"There are no judgments for {parts.run}: give --test_qrels.")
-        return self._judged(parts)
-
-    def _judged(self, parts: Parts) -> Dataset:
-        return read_trec(parts.run, parts.qrels, *parts[1:3], depth=self.depth, keep_all=True)
+        return self.judged(parts.run, parts.qrels, parts.corpus, parts.queries)
 
     def _parts(
         self, output: Path, name: str, run: str | None, qrels: str | None, corpus: Any, queries: Any, rows: str | None

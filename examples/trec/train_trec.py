@@ -87,7 +87,7 @@ class TrecArguments(RunArguments):
 
     def read_training(self, output: Path) -> tuple[Dataset, Dataset]:
         """Lists to learn from, and the same queries with judgments."""
-        lists = read_trec(self.run, self.qrels, self.corpus, self.queries, depth=self.depth, keep_all=True)
+        lists = self.judged(self.run, self.qrels, self.corpus, self.queries)
         return lists, lists
 
     def read_test(self, output: Path) -> Dataset | None:
@@ -96,10 +96,19 @@ class TrecArguments(RunArguments):
             if alone := [name for name in ("qrels", "corpus", "queries") if getattr(self, f"test_{name}")]:
                 raise ValueError(f"--test_{alone[0]} is for a --test_run; without one --folds makes the test.")
             return None
-        qrels, corpus = self.test_qrels or self.qrels, self.test_corpus or self.corpus
-        return read_trec(
-            self.test_run, qrels, corpus, self.test_queries or self.queries, depth=self.depth, keep_all=True
+        return self.judged(self.test_run, *self.test_files())
+
+    def test_files(self) -> tuple[str, str, str]:
+        """Qrels, corpus and queries of the test, where they are not those of the training."""
+        return (
+            self.test_qrels or self.qrels,
+            self.test_corpus or self.corpus,
+            self.test_queries or self.queries,
         )
+
+    def judged(self, run: str, qrels: str, corpus: Any, queries: Any) -> Dataset:
+        """All lists of a run with judgments as labels."""
+        return read_trec(run, qrels, corpus, queries, depth=self.depth, keep_all=True)
 
     def choose_fold(self, lists: Dataset) -> Dataset:
         """Every folds-th query of an order drawn by chance, the same one in each run."""

@@ -170,7 +170,7 @@ def cut_padded(
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     total = len(sizes)
-    each = int(sizes.sum() + sizes[:1].sum() * total) if each is None else each
+    each = int(sizes.max(initial=0)) * total + 1 if each is None else each  # more than any padding
     room = np.full(total, total) if most is None else np.maximum(most // np.maximum(sizes, 1), 1)
     least = np.zeros(total + 1, dtype=np.int64)  # cost of the lengths from each on, well cut
     stops = [0] * total  # and where their first part ends
