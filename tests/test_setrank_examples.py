@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT / "ms_marco"), str(ROOT / "setrank")]
 
 import claims  # noqa: E402
 import compare_text  # noqa: E402
+import figures  # noqa: E402
 import train_letor  # noqa: E402
 import train_listwise  # noqa: E402
 import train_text  # noqa: E402
@@ -95,12 +96,48 @@ def test_the_claims_are_measured_with_orders_that_matter_to_ordinal_embeddings_a
     train, test = letor(tmp_path / "train.txt", 12, 0, 3.0), letor(tmp_path / "test.txt", 8, 1, 3.0)
     arms = ["MSAB", "MSAB, absolute", "without context"]
     options = f"--ranking_feature 1 --seeds 2 --epochs 10 --learning_rate 1e-2 --output_dir {tmp_path}/out".split()
-    status = claims.main(["--train", str(train), "--test", str(test), *options, "--arms", *arms])
-    assert status == 0
-    per_query = json.loads((tmp_path / "out" / "claims.json").read_text())["nDCG@10 of each query"]
-    assert {name: len(seeds) for name, seeds in per_query.items()}["without context"] == 2
+    words = ["--train", str(train), "--test", str(test), *options]
+    assert claims.main([*words, "--arms", *arms]) == 0
+    file = tmp_path / "out" / "claims.json"
+    per_query = {
+        arm: [seeds["0"], seeds["1"]]
+        for arm, seeds in json.loads(file.read_text())["of each query"]["nDCG@10"].items()
+    }
+    assert {*arms, "LambdaMART", "MSAB, shuffled", "MSAB, absolute, shuffled"} <= set(per_query)
     np.testing.assert_allclose(per_query["MSAB, shuffled"], per_query["MSAB"], atol=1e-6)
     assert np.abs(np.subtract(per_query["MSAB, absolute, shuffled"], per_query["MSAB, absolute"])).max() > 1e-3
+
+
+def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, test = letor(tmp_path / "train.txt", 12, 0, 3.0), letor(tmp_path / "test.txt", 8, 1, 3.0)
+    options = f"--ranking_feature 1 --epochs 1 --arms IMSAB --output_dir {tmp_path}/out"
+    words = f"--train {train} --test {test} {options}".split()
+    file = tmp_path / "out" / "claims.json"
+    claims.main([*words, "--seeds", "1"])
+    whole = json.loads(file.read_text())
+    kept = whole["of each query"]["nDCG@10"]["IMSAB"]["0"]
+    whole["of each query"]["nDCG@10"]["IMSAB"]["0"] = [2.0] * len(kept)  # would be measured anew if it were not found
+    file.write_text(json.dumps(whole))
+    claims.main([*words, "--seeds", "2"])
+    found = json.loads(file.read_text())
+    seeds = found["of each query"]["nDCG@10"]["IMSAB"]
+    assert seeds["0"] == [2.0] * len(kept)
+    assert 0 < max(seeds["1"]) <= 1
+    assert [command.split("--seeds ")[1] for command in found["commands"]] == ["1", "2"]
+    with pytest.raises(SystemExit):
+        claims.main([*words, "--dropout", "0.1"])
+    assert "claims.json was measured with another dropout: give another --output_dir." in capsys.readouterr().err
+
+
+def test_paired_tests_are_over_the_seeds_that_both_arms_have() -> None:
+    arms = {
+        "a": {"1": [1.0, 2.0, 4.0], "2": [9.0, 9.0, 9.0]},
+        "b": {"1": [0.0, 0.0, 1.0]},
+        "c": {"3": [0.0, 0.0, 0.0]},
+    }
+    (line,) = figures.paired(arms, [("a", "b"), ("a", "c"), ("a", "missing")])
+    # differences 1, 2, 3: t = 2 / (1 / sqrt(3)) = 3.4641, two-sided p with 2 degrees of freedom 0.0742
+    assert line == "a - b: +2.0000 (p = 0.074, 3 queries, 1 seeds)"
 
 
 ROWS = [
@@ -144,7 +181,7 @@ def test_texts_are_compared_in_one_stage_and_in_two(tmp_path: Path, capsys: pyte
         assert compare_text.main([*common, *stage, "--output_dir", str(out), "--arms", *arms]) == 0
         assert "SetRank - without context" in capsys.readouterr().out
         values = json.loads((out / "compare_text.json").read_text())["of each query"]["MAP"]
-        assert {arm: len(seeds[0]) for arm, seeds in values.items()} == dict.fromkeys(arms, len(ROWS))
+        assert {arm: len(seeds["1"]) for arm, seeds in values.items()} == dict.fromkeys(arms, len(ROWS))
     assert sorted(path.name for path in (tmp_path / "out3" / "first_stage").iterdir()) == ["0", "1"]
 
 

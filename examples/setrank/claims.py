@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from figures import Seeds, paired, spread
+from figures import Measured
 from train_letor import NDCGEvaluator, ScriptArguments, TrainingArguments, build_model, shorten
 from transformers import set_seed
 
@@ -25,7 +25,7 @@ from st_listwise.data import read_letor
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
-from reporting import command_line, write_json
+from reporting import command_line
 from sentence_transformers import CrossEncoderTrainer
 
 #: name → (options of train_letor's network, whether documents see each other, most documents of a training list)
@@ -52,6 +52,8 @@ COMPARED = [
     ("MSAB, relative", "MSAB"),
     ("paper settings", "MSAB"),
 ]
+MEASURE = "nDCG@10"
+Found = dict[str, dict[str, list[float]]]  #: arm → measure → values of each query
 NOISE = {"as ranked": 0.0, "noise 5": 5.0, "noise 20": 20.0, "shuffled": 1e6}
 
 
@@ -72,21 +74,24 @@ def main(argv: list[str] | None = None) -> int:
     train = train.filter(lambda labels: len(set(labels)) > 1, input_columns="labels")
     test = read_letor(args.test, len(train[0]["docs"][0]))
     train, test = (sort_lists(lists, args.ranking_feature) for lists in (train, test))
-    per_query: dict[str, Any] = {}
+    settings = {name: value for name, value in vars(args).items() if name not in ("arms", "seeds", "output_dir")}
+    command = command_line("examples/setrank/claims.py", argv)
+    try:
+        measured = Measured(args.output_dir / "claims.json", settings, command)
+    except ValueError as error:
+        parser.error(str(error))
     for name in args.arms:
         for seed in range(args.seeds):
-            for what, values in run_arm(name, train, test, seed, args).items():
-                per_query.setdefault(what, []).append(values)
-        print(report({name: per_query[name]}), flush=True)
-    per_query |= lambda_mart(train, test, args.seeds)
-    print("\n" + report(per_query) + "\n\n" + "\n".join(paired(per_query, COMPARED)))
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    command = command_line("examples/setrank/claims.py", argv)
-    write_json(args.output_dir / "claims.json", {"command": command, "nDCG@10 of each query": per_query})
+            if (name, seed) not in measured:
+                measured.add(seed, run_arm(name, train, test, seed, args))
+                print(f"{name}, seed {seed}: {np.mean(measured.arms(MEASURE)[name][str(seed)]):.4f}", flush=True)
+    for seed, values in enumerate(lambda_mart(train, test, args.seeds)):
+        measured.add(seed, {"LambdaMART": {MEASURE: values}})
+    print("\n" + measured.report(COMPARED))
     return 0
 
 
-def run_arm(name: str, train: Dataset, test: Dataset, seed: int, args: argparse.Namespace) -> dict[str, list[float]]:
+def run_arm(name: str, train: Dataset, test: Dataset, seed: int, args: argparse.Namespace) -> Found:
     """nDCG@10 of each test query; with ordinal embeddings, and for one model without, for noisy orders as well."""
     options, context, max_docs = ARMS[name]
     script = ScriptArguments(
@@ -99,10 +104,11 @@ def run_arm(name: str, train: Dataset, test: Dataset, seed: int, args: argparse.
     set_seed(seed)
     model = build_model(script, lists, context)
     fit(model, lists, seed, args, 5e-4 if options.get("paper") else args.learning_rate)
-    found = {name: ndcg(model, test)}
+    found = {name: {MEASURE: ndcg(model, test)}}
     if name == "MSAB" or "ordinal" in options:
         for noise, scale in NOISE.items():
-            found[f"{name}, {noise}"] = ndcg(model, sort_lists(test, args.ranking_feature, scale, seed))
+            disturbed = sort_lists(test, args.ranking_feature, scale, seed)
+            found[f"{name}, {noise}"] = {MEASURE: ndcg(model, disturbed)}
     return found
 
 
@@ -138,7 +144,7 @@ def sort_lists(lists: Dataset, feature: int, noise: float = 0.0, seed: int = 0) 
     return Dataset.from_list(rows)
 
 
-def lambda_mart(train: Dataset, test: Dataset, seeds: int) -> dict[str, list[list[float]]]:
+def lambda_mart(train: Dataset, test: Dataset, seeds: int) -> list[list[float]]:
     """LightGBM's LambdaMART: 200 trees of 7 leaves, learning rate 0.05, rows and columns sampled at 0.8.
 
     Trees and leaves are the best of 50 to 400 and 7 to 31 in 5 folds over the training queries of two data sets.
@@ -146,7 +152,7 @@ def lambda_mart(train: Dataset, test: Dataset, seeds: int) -> dict[str, list[lis
     try:
         from lightgbm import LGBMRanker
     except ImportError:
-        return {}
+        return []
     evaluator = NDCGEvaluator(test, "test")
     results = []
     for seed in range(seeds):
@@ -165,12 +171,7 @@ def lambda_mart(train: Dataset, test: Dataset, seeds: int) -> dict[str, list[lis
         ranker.fit(vectors, labels, group=list(map(len, train["labels"])))
         scores = [np.asarray(ranker.predict(np.asarray(docs))) for docs in evaluator.docs]
         results.append(evaluator.per_query(scores))
-    return {"LambdaMART": results}
-
-
-def report(per_query: dict[str, Seeds]) -> str:
-    """Mean and standard deviation over seeds."""
-    return "\n".join(f"{name:34}{spread(seeds)}" for name, seeds in per_query.items())
+    return results
 
 
 if __name__ == "__main__":

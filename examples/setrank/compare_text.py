@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from datasets import Dataset
-from figures import ndcg, paired, spread
+from figures import Measured, ndcg
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sklearn.metrics import average_precision_score
 from torch import Tensor
@@ -37,7 +37,7 @@ from st_listwise.evaluation import predict_lists
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
 from mapper import map_dataset
-from reporting import command_line, write_json
+from reporting import command_line
 from sources import load_model, load_rows
 from train_listwise import loss_builder
 
@@ -84,19 +84,24 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("give --test or --folds")
     if args.two_stage:
         splits = [first_stage(number, split.train, split.test, args) for number, split in enumerate(splits)]
-    per_query: dict[str, dict[str, list[list[float]]]] = {"nDCG@10": {}, "MAP": {}}
+    settings = {name: value for name, value in vars(args).items() if name not in ("arms", "seeds", "output_dir")}
+    command = command_line("examples/setrank/compare_text.py", argv)
+    try:
+        kept = Measured(args.output_dir / "compare_text.json", settings, command)
+    except ValueError as error:
+        parser.error(str(error))
     for seed in args.seeds:
         for arm in args.arms:
+            if (arm, seed) in kept:
+                continue
             found: dict[str, list[float]] = {"nDCG@10": [], "MAP": []}
             for split in splits:
                 model = trained(arm, split, args, seed)
                 for name, values in measured(model, split.test).items():
                     found[name] += values
-            for name, values in found.items():
-                per_query[name].setdefault(arm, []).append(values)
+            kept.add(seed, {arm: found})
             print(f"seed {seed}, {arm}: " + ", ".join(f"{n} {np.mean(v):.4f}" for n, v in found.items()), flush=True)
-            save(args, argv, per_query)
-    print("\n" + report(per_query))
+    print("\n" + kept.report(COMPARED))
     return 0
 
 
@@ -202,21 +207,6 @@ def measured(model: CrossEncoder, lists: Dataset) -> dict[str, list[float]]:
         "nDCG@10": [ndcg(y, s) for y, s in zip(labels, scores)],
         "MAP": [float(average_precision_score(y > 0, s)) for y, s in zip(labels, scores)],
     }
-
-
-def save(args: argparse.Namespace, argv: list[str] | None, per_query: dict[str, Any]) -> None:
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    command = command_line("examples/setrank/compare_text.py", argv)
-    write_json(args.output_dir / "compare_text.json", {"command": command, "of each query": per_query})
-
-
-def report(per_query: dict[str, dict[str, list[list[float]]]]) -> str:
-    """Mean and standard deviation over seeds, and paired t-tests over queries, each averaged over seeds."""
-    lines: list[str] = []
-    for metric, arms in per_query.items():
-        lines += [f"{metric:10}{arm:24}{spread(seeds)}" for arm, seeds in arms.items()]
-        lines += [f"{metric:10}{line}" for line in paired(arms, COMPARED)]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
