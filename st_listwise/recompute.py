@@ -90,7 +90,10 @@ def count_saved(saved: dict[int, int]) -> Iterator[None]:
 
 
 def take_rows(features: Features, rows: Tensor) -> Features:
-    """The features of some pairs, without the padding columns that all of them share, on the padded side only."""
+    """The features of some pairs, without the padding columns that all of them share, on the padded side only.
+
+    Whole numbers stand for tokens, one column each; other numbers, such as scores of initial rankings, do not.
+    """
     mask = features["attention_mask"]
     used = mask[rows].any(0).int()
     left_padded = bool((mask[:, 0] == 0).any())
@@ -99,7 +102,8 @@ def take_rows(features: Features, rows: Tensor) -> Features:
     for name, value in features.items():
         if isinstance(value, Tensor):
             value = value[rows]
-            value = value[:, columns] if value.shape[1:2] == mask.shape[1:] else value
+            by_token = value.shape[1:2] == mask.shape[1:] and not value.is_floating_point()
+            value = value[:, columns] if by_token else value
         taken[name] = value
     return taken
 

@@ -21,6 +21,7 @@ from tqdm.autonotebook import tqdm
 
 from st_listwise.functional.lists import cut_padded
 from st_listwise.modules import FeatureVectors, SetRank, SetRankConfig
+from st_listwise.modules.inputs import take_initial_scores
 from st_listwise.modules.set_rank import check_sizes
 
 logger = logging.getLogger(__name__)
@@ -146,6 +147,35 @@ class SetRankCrossEncoder(CrossEncoder):
     def input_dim(self) -> int | None:
         """Number of features of a numeric document, or None where documents are text."""
         return self[0].dim if isinstance(self[0], FeatureVectors) else None
+
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> Features:
+        """Pairs → features; ordinal embeddings may be told initial rankings.
+
+        Args:
+            inputs: (query, document) pairs. A document is a text, a row of features, or, for a model with ordinal
+                embeddings, ``{"text": ..., "initial_scores": [...]}`` with one score for each initial ranking, larger
+                is better, minus infinity where a ranking does not have the document. Without scores, the order in
+                which documents are given is the one initial ranking.
+            prompt: As in ``CrossEncoder.preprocess``.
+
+        Raises:
+            ValueError: initial scores for a model without ordinal embeddings, for some documents only, in another
+                number than the model has rankings, or NaN.
+        """
+        pairs, initial_scores = self._part_documents(inputs)
+        features = super().preprocess(pairs, prompt=prompt, **kwargs)
+        return features if initial_scores is None else {**features, "initial_scores": initial_scores}
+
+    def _part_documents(self, pairs: Sequence[Pair]) -> tuple[list[Pair], Tensor | None]:
+        """Pairs as the encoder takes them, and scores of initial rankings where documents bring them."""
+        config = next(module for module in self if isinstance(module, SetRank)).set_config
+        parted, initial_scores = take_initial_scores(pairs, config.rankings)
+        if initial_scores is not None and config.ordinal == "none":
+            raise ValueError(
+                "Documents bring initial_scores, but this model has no ordinal embeddings: give their texts alone, or "
+                'build it with set_rank=SetRankConfig(ordinal="absolute").'
+            )
+        return parted, initial_scores
 
     def encode_pairs(self, features: Features) -> dict[str, Tensor]:
         """Run the modules that see each pair alone.
@@ -275,9 +305,10 @@ class SetRankCrossEncoder(CrossEncoder):
         """Scores of whole lists, one list after the other."""
         device = self._resolve_inference_device(device)
         self.eval()
-        pairs = [pair for documents in inputs for pair in documents]
-        if not pairs:
+        if not inputs:
             return torch.tensor([], device=device)
+        # Before pairs are sorted: messages count documents, and no batch may lack what another one has.
+        pairs, initial_scores = self._part_documents([pair for documents in inputs for pair in documents])
         order = np.argsort([-self._input_length(pair) for pair in pairs], kind="stable")
         parts = []
         for start in tqdm(range(0, len(pairs), batch_size), desc="Batches", disable=not show_progress_bar):
@@ -287,6 +318,8 @@ class SetRankCrossEncoder(CrossEncoder):
             parts.append(self({**batch_to_device(features, device), "encode_only": True}))
         rows = torch.from_numpy(np.argsort(order)).to(device)
         encoded = {key: torch.cat([part[key] for part in parts])[rows] for key in parts[0]}
+        if initial_scores is not None:
+            encoded["initial_scores"] = initial_scores.to(device)
         scores = self._score_in_parts(encoded, [len(documents) for documents in inputs])
         scores = scores if scores.dtype == torch.float64 else scores.float()
         return scores if activation_fn is None else activation_fn(scores)

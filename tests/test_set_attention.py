@@ -206,7 +206,9 @@ def test_a_list_longer_than_the_ordinal_table_is_named(ordinal: Any) -> None:
 
 def test_the_number_of_initial_rankings_must_fit() -> None:
     module = SetRank(8, SetRankConfig(ordinal="absolute", rankings=2))
-    with pytest.raises(ValueError, match="1 initial rankings were given, the model has 2"):
+    with pytest.raises(
+        ValueError, match=r"Expected 2 initial rankings, got 1\. Give each document's scores in all of them"
+    ):
         embed(module, torch.ones(7, 8), [7])
 
 

@@ -11,6 +11,7 @@ from sentence_transformers.base.modules import InputModule
 from torch import Tensor
 from typing_extensions import Self
 
+from st_listwise.modules.inputs import place_of
 from st_listwise.modules.saving import SavedModule
 
 
@@ -82,7 +83,7 @@ class FeatureVectors(SavedModule, InputModule):
             self._raise_width(inputs)
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
-            raise ValueError(f"feature {column} of {_place(inputs, int(row))} is {values[row, column]}.")
+            raise ValueError(f"feature {column} of {place_of(inputs, int(row))} is {values[row, column]}.")
         return {"feature_vectors": torch.from_numpy(values), "attention_mask": torch.ones(len(inputs), 1).long()}
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -108,15 +109,6 @@ class FeatureVectors(SavedModule, InputModule):
             try:
                 shape = np.asarray(vector, dtype=np.float32).shape
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{_place(inputs, row)} is no vector of numbers: {vector!r:.80}") from error
+                raise ValueError(f"{place_of(inputs, row)} is no vector of numbers: {vector!r:.80}") from error
             if shape != (self.dim,):
-                raise ValueError(f"{_place(inputs, row)} has shape {shape}; the model takes vectors of {self.dim}.")
-
-
-def _place(inputs: Sequence[tuple[Any, Any]], row: int) -> str:
-    """Where a pair stands: its query, and its number among the documents of that query."""
-    query = inputs[row][0]
-    first = row
-    while first and inputs[first - 1][0] == query:
-        first -= 1
-    return f"query {query!r:.60}, document {row - first}"
+                raise ValueError(f"{place_of(inputs, row)} has shape {shape}; the model takes vectors of {self.dim}.")

@@ -50,7 +50,10 @@ class OrdinalEmbedding(nn.Module):
             ValueError: a list is longer than the table, or the number of rankings is another.
         """
         if positions.shape[-1] != self.rankings:
-            raise ValueError(f"{positions.shape[-1]} initial rankings were given, the model has {self.rankings}.")
+            raise ValueError(
+                f"Expected {self.rankings} initial rankings, got {positions.shape[-1]}. Give each document's scores "
+                'in all of them: {"text": ..., "initial_scores": [...]}, or ranking_columns of numeric documents.'
+            )
         if bool((sizes > self.max_docs).any()):
             index = int((sizes > self.max_docs).nonzero()[0])
             raise ValueError(
