@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from datasets import Dataset
@@ -13,8 +14,6 @@ from tiny_models import tiny_bert
 
 from st_listwise import ListMLELoss, SetRankConfig, SetRankCrossEncoder
 
-peft = pytest.importorskip("peft", reason="run 'make ecosystem', which installs it")
-
 ROWS: dict[str, list[Any]] = {
     "query": ["what is a bear", "capital of france", "how fast", "why"],
     "docs": [["an animal", "a planet"], ["paris", "rome", "berlin"], ["as light", "slow"], ["because", "no", "it is"]],
@@ -22,6 +21,15 @@ ROWS: dict[str, list[Any]] = {
 }
 PAIRS = [(query, doc) for query, docs in zip(ROWS["query"], ROWS["docs"]) for doc in docs]
 TARGETS = ["query", "value"]
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> str:
+    """An encoder without a head, as it comes from the Hub."""
+    model = tiny_bert()
+    model.model.bert.save_pretrained(tmp_path / "encoder")
+    model.tokenizer.save_pretrained(tmp_path / "encoder")
+    return str(tmp_path / "encoder")
 
 
 def pointwise(encoder: str) -> CrossEncoder:
