@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +94,17 @@ def test_what_is_trained_is_saved_and_restored(tmp_path: Path, encoder: str, bui
 
 @pytest.mark.parametrize("build", [pointwise, of_sets])
 def test_neither_recompute_nor_gradient_checkpointing_changes_a_step(tmp_path: Path, encoder: str, build: Any) -> None:
-    curves = []
-    for recompute in (False, True):
-        for checkpointing in (False, True):
-            torch.manual_seed(3)
-            curves.append(train(build(encoder), tmp_path, recompute, gradient_checkpointing=checkpointing))
-    assert curves[0][-1] < curves[0][0]
-    for curve in curves[1:]:
+    curves, scores = [], []
+    for recompute, checkpointing in itertools.product((False, True), repeat=2):
+        torch.manual_seed(3)
+        model = build(encoder)
+        untrained = model.predict(PAIRS)
+        curves.append(train(model, tmp_path, recompute, gradient_checkpointing=checkpointing))
+        scores.append(model.predict(PAIRS))
+    assert abs(scores[0] - untrained).max() > 0.1
+    for curve, own in zip(curves[1:], scores[1:]):
         assert curve == pytest.approx(curves[0], rel=1e-4)
+        assert own.tolist() == pytest.approx(scores[0].tolist(), rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("build", [pointwise, of_sets])
