@@ -70,9 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--output_dir", type=Path, default=Path("output/claims"))
     args = parser.parse_args(argv)
-    train = read_letor(args.train)
+    train = read_letor(args.train, strict=True)
     train = train.filter(lambda labels: len(set(labels)) > 1, input_columns="labels")
-    test = read_letor(args.test, len(train[0]["docs"][0]))
+    test = read_letor(args.test, len(train[0]["docs"][0]), strict=True)
     train, test = (sort_lists(lists, args.ranking_feature) for lists in (train, test))
     settings = {name: value for name, value in vars(args).items() if name not in ("arms", "seeds", "output_dir")}
     command = command_line("examples/setrank/claims.py", argv)
