@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from datasets import Dataset
-from figures import Measured, ndcg
+from figures import measured_before, ndcg
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sklearn.metrics import average_precision_score
 from torch import Tensor
@@ -84,12 +84,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("give --test or --folds")
     if args.two_stage:
         splits = [first_stage(number, split.train, split.test, args) for number, split in enumerate(splits)]
-    settings = {name: value for name, value in vars(args).items() if name not in ("arms", "seeds", "output_dir")}
     command = command_line("examples/setrank/compare_text.py", argv)
-    try:
-        kept = Measured(args.output_dir / "compare_text.json", settings, command)
-    except ValueError as error:
-        parser.error(str(error))
+    kept = measured_before(args.output_dir / "compare_text.json", parser, args, command)
     for seed in args.seeds:
         for arm in args.arms:
             if (arm, seed) in kept:
