@@ -157,6 +157,7 @@ def test_a_feature_beyond_the_width_is_an_error_in_either_mode(tmp_path: Path) -
         (b"1 1:1\n0 1:2", r"2 lines without qid \(first: .*none.txt, line 1: there is no qid"),
         (gzip.compress(FILE.encode() * 50)[:60], r"1 files cut short \(first: .*none.txt breaks off in line 1"),
     ],
+    ids=["empty", "comment", "gzip", "bzip2", "no qid", "cut gzip"],  # packed bytes hold the second of their making
 )
 def test_a_letor_file_without_rows_is_an_error(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "none.txt").write_bytes(content)
