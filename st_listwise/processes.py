@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from sentence_transformers.cross_encoder import CrossEncoder
 from torch import nn
+from torch._dynamo import OptimizedModule  # what torch.compile makes of a module
 from torch.distributed import fsdp
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -22,16 +23,40 @@ FAREWELL = timedelta(seconds=10)
 
 _agreed: WeakSet[nn.Module] = WeakSet()  #: wrappers whose processes have agreed
 Settings = Mapping[str, Any]
+PARALLEL = (DistributedDataParallel, DataParallel)
 
 
 def unwrap(model: nn.Module) -> CrossEncoder:
-    """The model inside DistributedDataParallel or DataParallel, whose parameters and autograd nodes are the same."""
-    return cast(CrossEncoder, model.module if isinstance(model, (DistributedDataParallel, DataParallel)) else model)
+    """The model inside all wrappers, whose parameters and autograd nodes are the same."""
+    while isinstance(model, (OptimizedModule, *PARALLEL)):
+        model = uncompiled(model) if isinstance(model, OptimizedModule) else model.module
+    return cast(CrossEncoder, model)
+
+
+def passes(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """What forward passes go through: those of a step before the last one, and the last one.
+
+    DistributedDataParallel takes the last one only: one forward and one all-reduce a step, however many mini-batches
+    each process has, and nothing is recomputed through it. DataParallel would take lists apart, and takes none.
+    """
+    wrapper = uncompiled(model)
+    if not isinstance(wrapper, PARALLEL):
+        return model, model
+    inner: nn.Module = wrapper.module
+    if isinstance(model, OptimizedModule):  # accelerate wraps first, and compiles the wrapper
+        inner = OptimizedModule(inner, model.dynamo_ctx)
+    return inner, (model if isinstance(wrapper, DistributedDataParallel) else inner)
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """What ``torch.compile`` was given."""
+    return cast(nn.Module, model._orig_mod) if isinstance(model, OptimizedModule) else model
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether FSDP2 (``fully_shard``) keeps a part of each parameter on each process."""
-    return isinstance(model, getattr(fsdp, "FSDPModule", ()))  # as of PyTorch 2.6
+    kind = getattr(fsdp, "FSDPModule", ())  # as of PyTorch 2.6
+    return isinstance(model, kind) or isinstance(unwrap(model), kind)
 
 
 def check_wrapper(model: nn.Module) -> None:
@@ -40,6 +65,7 @@ def check_wrapper(model: nn.Module) -> None:
     Raises:
         ValueError: DeepSpeed or FSDP1, with what to use in their place.
     """
+    model = uncompiled(model)
     deepspeed = any(base.__module__.partition(".")[0] == "deepspeed" for base in type(model).__mro__)
     if deepspeed or isinstance(model, fsdp.FullyShardedDataParallel):
         raise ValueError(
@@ -59,7 +85,7 @@ def agreed_count(count: int, device: torch.device) -> int:
 
 def must_agree(model: nn.Module) -> bool:
     """Whether a model is wrapped for several processes that have not agreed yet."""
-    several = isinstance(model, DistributedDataParallel) or is_sharded(model)
+    several = isinstance(uncompiled(model), DistributedDataParallel) or is_sharded(model)
     return several and model not in _agreed and dist.get_world_size(_group(model)) > 1
 
 
@@ -107,7 +133,8 @@ def agree(model: nn.Module, own: Settings, known: Sequence[Settings]) -> None:
 
 
 def _group(model: nn.Module) -> Any:
-    return model.process_group if isinstance(model, DistributedDataParallel) else dist.group.WORLD
+    wrapper = uncompiled(model)
+    return wrapper.process_group if isinstance(wrapper, DistributedDataParallel) else dist.group.WORLD
 
 
 def _missing(store: dist.Store, keys: list[str], patience: timedelta) -> list[int]:

@@ -14,7 +14,7 @@ from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
 from st_listwise.functional.lists import cut_padded
-from st_listwise.processes import is_sharded, unwrap
+from st_listwise.processes import is_sharded, passes, unwrap
 from st_listwise.recompute import Features, Stage, can_take_rows, free_memory, run_mini_batches, take_rows
 from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
 from st_listwise.sharded import recomputed, run_together
@@ -120,9 +120,9 @@ def score_mini_batches(
     """Score mini-batches, with gradients.
 
     The last mini-batch always keeps its graph, which the backward pass uses first. It alone goes through the DDP
-    wrapper, if there is one: one forward and one all-reduce a step, however many mini-batches each process has, and
-    nothing is recomputed through the wrapper. A model of sets encodes mini-batches likewise; with the last one it
-    scores all lists. A model that FSDP2 shards takes every mini-batch, and as many on all processes.
+    wrapper, if there is one (see :func:`~st_listwise.processes.passes`). A model of sets encodes mini-batches
+    likewise; with the last one it scores all lists. A model that FSDP2 shards takes every mini-batch, and as many on
+    all processes.
 
     Args:
         model: As in :func:`cut_pairs`, with one output label.
@@ -141,7 +141,7 @@ def score_mini_batches(
     bare = unwrap(model)
     features = [batch_to_device(batch, bare.device) for batch in batches.features]
     lists = {"pair_order": batches.order, "list_sizes": list_sizes}
-    score = _score_sharded if is_sharded(bare) else _score
+    score = _score_sharded if is_sharded(model) else _score
     flat = score(model, features, lists, recompute if torch.is_grad_enabled() else False)
     check_one_each(flat, batches)
     of_sets = isinstance(bare, SetRankCrossEncoder)
@@ -162,18 +162,19 @@ def _score(
     """Scores in the order of mini-batches, or, of a model of sets, in that of pairs."""
     bare = unwrap(model)
     of_sets = isinstance(bare, SetRankCrossEncoder)
-    stage: Stage = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(pair_scores, bare)
-    # A wrapper is called once, with the last mini-batch; without one that is a mini-batch like the others.
-    inside, outside = (features, []) if model is bare else (features[:-1], features[-1:])
+    inner, outer = passes(model)
+    stage: Stage = partial(encoded_pairs if of_sets else pair_scores, inner)
+    # Without a wrapper the last mini-batch is one like the others.
+    inside, outside = (features, []) if outer is inner else (features[:-1], features[-1:])
     if recompute:
         space = free_memory(bare.device, list(bare.parameters())) if recompute == "auto" else 0.0
-        parts = run_mini_batches(stage, inside, bare.device, space, keep_last=model is bare)
+        parts = run_mini_batches(stage, inside, bare.device, space, keep_last=outer is inner)
     else:
         parts = [stage(batch) for batch in inside]
     if of_sets:
         last = outside[0] if outside else {}
-        return pair_scores(model, {**last, **lists, "encoded": parts})["scores"]
-    return torch.cat([part["scores"] for part in [*parts, *(pair_scores(model, batch) for batch in outside)]])
+        return pair_scores(outer, {**last, **lists, "encoded": parts})["scores"]
+    return torch.cat([part["scores"] for part in [*parts, *(pair_scores(outer, batch) for batch in outside)]])
 
 
 def _score_sharded(
@@ -181,13 +182,13 @@ def _score_sharded(
 ) -> Tensor:
     """The same through a model that FSDP2 shards; "auto" recomputes all."""
     run = partial(run_together, batches=features, device=unwrap(model).device, recompute=bool(recompute))
-    if not isinstance(model, SetRankCrossEncoder):
+    if not isinstance(unwrap(model), SetRankCrossEncoder):
         return torch.cat([part["scores"] for part in run(partial(pair_scores, model))])
 
     def score(encoded: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         return pair_scores(model, {**lists, "encoded": encoded})
 
-    encoded = run(lambda batch: model({**batch, "encode_only": True}))
+    encoded = run(partial(encoded_pairs, model))
     return (recomputed(score, encoded) if recompute else score(encoded))["scores"]
 
 
@@ -195,6 +196,12 @@ def pair_scores(model: nn.Module, features: Features) -> dict[str, Tensor]:
     """``(pairs,)`` "scores" of one forward pass."""
     # A model writes its outputs into the dictionary that it is given; a second pass must not find those of the first.
     return {"scores": model(dict(features))["scores"].reshape(-1)}
+
+
+def encoded_pairs(model: nn.Module, features: Features) -> dict[str, Tensor]:
+    """Vectors of pairs, from a model of sets; through its call, as wrappers know no other way."""
+    encoded: dict[str, Tensor] = model({**features, "encode_only": True})
+    return encoded
 
 
 def _lengths(features: Features, pairs: int) -> Tensor | None:

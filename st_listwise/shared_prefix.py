@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from st_listwise.processes import is_sharded, unwrap
+from st_listwise.processes import is_sharded, passes, unwrap
 from st_listwise.recompute import Features, count_saved, free_memory
 from st_listwise.scoring import Limits, MiniBatches, check_one_each, pair_scores
 
@@ -140,11 +140,12 @@ def score_after_prefixes(
             one score a pair.
     """
     bare = unwrap(model)
-    if is_sharded(bare):
+    if is_sharded(model):
         raise ValueError(
             "share_prefix=True does not run in FSDP2, whose processes must make as many forward passes each: use "
             "DistributedDataParallel, or leave share_prefix out."
         )
+    inner, outer = passes(model)
     graphs = _Graphs(bare, recompute)
     *earlier, last = (batch_to_device(dict(features), bare.device) for features in batches.features)
     prefixes = [batch_to_device(dict(features), bare.device) for features in batches.prefixes]
@@ -152,10 +153,10 @@ def score_after_prefixes(
     caches: list[DynamicCache] = []
     for features in [*earlier, last]:
         if features["prefix"] == len(caches):
-            caches.append(graphs.run(_encode, bare, prefixes[len(caches)]))
+            caches.append(graphs.run(_encode, inner, prefixes[len(caches)]))
         if features is not last:
-            scores.append(graphs.run(_score, bare, bare, features, caches[-1]))
-    flat = torch.cat([*scores, _score(model, bare, last, caches[-1])])
+            scores.append(graphs.run(_score, inner, features, caches[-1]))
+    flat = torch.cat([*scores, _score(outer, last, caches[-1])])
     check_one_each(flat, batches)
     return flat[torch.argsort(batches.order).to(flat.device)]
 
@@ -179,10 +180,10 @@ class _Graphs:
             return stage(*inputs)
 
 
-def _encode(model: CrossEncoder, features: Features) -> DynamicCache:
+def _encode(model: nn.Module, features: Features) -> DynamicCache:
     """Keys and values of prefixes. They come from the model's own call, so that autocast and adapters apply."""
-    cache = DynamicCache(config=_config(model))
-    model(_with_cache(model, features, cache))
+    cache = DynamicCache(config=_config(unwrap(model)))
+    model(_with_cache(unwrap(model), features, cache))
     if cache.get_seq_length() != features["input_ids"].shape[1]:
         raise ValueError(
             "share_prefix=True: the model did not keep its keys and values. Its own gradient checkpointing drops "
@@ -191,14 +192,14 @@ def _encode(model: CrossEncoder, features: Features) -> DynamicCache:
     return cache
 
 
-def _score(model: nn.Module, bare: CrossEncoder, features: Features, prefixes: DynamicCache) -> Tensor:
+def _score(model: nn.Module, features: Features, prefixes: DynamicCache) -> Tensor:
     features = dict(features)
     rows = features.pop("prefix_rows")
     del features["prefix"]
     cache = copy(prefixes)  # a model adds to the cache that it is given
     cache.layers = [copy(layer) for layer in prefixes.layers]
     cache.reorder_cache(rows)
-    return pair_scores(model, _with_cache(bare, features, cache))["scores"]
+    return pair_scores(model, _with_cache(unwrap(model), features, cache))["scores"]
 
 
 def _with_cache(model: CrossEncoder, features: Features, cache: DynamicCache) -> Features:

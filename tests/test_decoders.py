@@ -73,6 +73,18 @@ def test_value_and_gradient_are_those_of_whole_pairs(kind: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_a_model_in_compiles_wrapper_shares_prefixes() -> None:
+    """As the trainer's torch_compile=True makes it: "'OptimizedModule' object is not subscriptable" it was."""
+    model = _in_double(tiny_decoder())
+    expected, gradients = _step(ListMLELoss(model, share_prefix=True))
+    loss = ListMLELoss(model, share_prefix=True, recompute=True)
+    loss.model = torch.compile(model, backend="eager", dynamic=True)  # type: ignore[assignment]
+    value, found = _step(loss)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+    found = {name.removeprefix("_orig_mod."): own for name, own in found.items()}
+    torch.testing.assert_close(found, gradients, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_scores_are_those_of_predict_in_the_order_of_the_pairs(kind: str) -> None:
     model = tiny_decoder(**MODELS[kind])

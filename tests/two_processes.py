@@ -52,6 +52,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {"pairs": tiny_bert, "sets": tiny_set}
 
 #: kind of model, broadcast_buffers, recompute, find_unused_parameters, whether the second process learns nothing
 BY_HAND = list(itertools.product(BUILDERS, [True, False], [True, False], [True, False], [True, False]))
+COMPILED = {"torch_compile": True, "torch_compile_backend": "eager"}
 #: kind of model, options of the trainer, recompute, whether the second process learns nothing
 TRAINED: dict[str, tuple[str, dict[str, Any], bool, bool]] = {
     "one batch a step": ("pairs", {}, False, False),
@@ -60,6 +61,8 @@ TRAINED: dict[str, tuple[str, dict[str, Any], bool, bool]] = {
     "accumulation": ("pairs", {"gradient_accumulation_steps": 2, "ddp_broadcast_buffers": True}, False, False),
     "accumulation, recompute": ("pairs", {"gradient_accumulation_steps": 2}, True, True),
     "sets, accumulation, recompute": ("sets", {"gradient_accumulation_steps": 2}, True, False),
+    "compiled": ("pairs", {**COMPILED, "gradient_accumulation_steps": 2}, False, False),
+    "sets, compiled, recompute": ("sets", COMPILED, True, True),
 }
 #: The same, FSDP2 in place of DDP.
 SHARDED: dict[str, tuple[str, dict[str, Any], bool, bool]] = {
@@ -159,7 +162,7 @@ def trained() -> dict[str, Any]:
         counter = CountReductions(run)
         run.add_callback(counter)
         run.train()
-        assert isinstance(run.model_wrapped, DistributedDataParallel)
+        assert isinstance(processes.uncompiled(run.model_wrapped), DistributedDataParallel)
         results[name] = ([p.detach() for p in run.model.parameters()], len(counter.reductions))
     return results
 

@@ -119,12 +119,9 @@ def _kept(lists: Dataset, tally: Tally) -> Dataset:
             tally.fault("documents without a text or a finite number", fault)
     teach = [place for place, own in enumerate(lists["labels"]) if own and min(own) < max(own)]
     kept = lists.select(teach).select_columns(["query", "docs", "labels"])
-    tally.count("lists", len(kept))
-    tally.count("documents", sum(map(len, kept["labels"])))
+    tally.count_lists(len(kept), sum(map(len, kept["labels"])), len(lists) - len(kept))
     if again := sum(lists["again"]):
         tally.count("documents given again", again)
-    if len(kept) < len(lists):
-        tally.count("lists of one label dropped", len(lists) - len(kept))
     if not len(kept):
         raise ValueError(f"No list is left. {tally.sentence()}")
     tally.log("hard negatives")

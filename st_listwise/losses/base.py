@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from st_listwise.functional.lists import length_mask, pad_lists
 from st_listwise.losses.checks import check_batch
-from st_listwise.processes import agree, check_wrapper, must_agree, unwrap
+from st_listwise.processes import agree, check_wrapper, must_agree, uncompiled, unwrap
 from st_listwise.recompute import Features
 from st_listwise.scoring import MiniBatches, cut_pairs, score_mini_batches, truncated_alike
 from st_listwise.shared_prefix import check_shares_prefix, score_after_prefixes, split_prefixes
@@ -251,7 +251,7 @@ class ListwiseLoss(nn.Module, ABC):
     def _check_processes(self) -> None:
         """Whether we run in the model's wrapper, and, once for each, whether the processes train the same."""
         check_wrapper(self.model)
-        if isinstance(self.model, nn.DataParallel) and "one GPU" not in self._told:
+        if isinstance(uncompiled(self.model), nn.DataParallel) and "one GPU" not in self._told:
             self._told.add("one GPU")
             logger.warning(
                 "The model is in DataParallel, which takes lists apart: only its first GPU is used. Start the script "
@@ -308,7 +308,7 @@ class ListwiseLoss(nn.Module, ABC):
             )
 
     def _warn_if_saturated(self, scores: Tensor) -> None:
-        sigmoid = isinstance(getattr(self.model, "activation_fn", None), nn.Sigmoid)
+        sigmoid = isinstance(getattr(unwrap(self.model), "activation_fn", None), nn.Sigmoid)
         if sigmoid and "saturated" not in self._told and bool((scores > SATURATED).any()):
             self._told.add("saturated")
             logger.warning(
