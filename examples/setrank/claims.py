@@ -136,7 +136,9 @@ def facts(names: Sequence[str], train: Dataset, test: Dataset, args: argparse.Na
             arms[name] = {"network": "LightGBM's LGBMRanker", **TREE_OPTIONS}
         else:
             model = network(name, train, longest(train, test), args)
-            arms[name] = describe_arm(model, learning_rate=learning_rate(name, args), most_documents=ARMS[name][2])
+            arms[name] = describe_arm(
+                model, learning_rate=learning_rate(name, args), longest_training_list=ARMS[name][2]
+            )
     return {
         "loss": loss_facts(AttentionRankLoss(model)),
         "arms": arms,

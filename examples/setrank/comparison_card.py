@@ -73,7 +73,7 @@ def section(results: Results, about: Mapping[str, Any]) -> str:
         ValueError: the results lack something, or an arm was not measured on the same queries as the others.
     """
     check(results)
-    facts = "\n".join(f"| {name} | {text} |" for name, text in _facts(results, about).items())
+    facts = "\n".join(f"| {name} | {text} |" for name, text in _facts(results, about).items() if text)
     commands = "\n".join([*about.get("prepare", []), *results["commands"]])
     parts = [
         f"## {about['title']}",
@@ -90,7 +90,7 @@ def check(results: Results) -> None:
     """ValueError unless everything is there that a card states."""
     if missing := [key for key in ("commands", "settings", PER_QUERY, "facts") if not results.get(key)]:
         raise ValueError(
-            f"there are no {', '.join(missing)}: a card must state them. Run the command again; what is measured stays."
+            f"there are no {', '.join(missing)}: a card states them. Run the command again; what is measured stays."
         )
     needed = ("versions", "counts", "loss", "arms", "precision", "compared")
     if missing := [key for key in needed if key not in results["facts"]]:
@@ -147,9 +147,8 @@ def _shared(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     shared: dict[str, Any] = {}
     for key in dict.fromkeys(key for own in arms.values() for key in own if key != "weights"):
         values = Counter(json.dumps(own[key]) for own in arms.values() if key in own)
-        most, number = values.most_common(1)[0]
-        if number > 1 or len(arms) == 1:
-            shared[key] = json.loads(most)
+        if values.total() > 1:
+            shared[key] = json.loads(values.most_common(1)[0][0])
     return shared
 
 
@@ -197,8 +196,9 @@ def _noise(results: Results) -> str:
             blocks.append("\n".join(lines))
     if not blocks:
         return ""
-    legend = "Noise: normal, added to the ranks of the test lists, with standard deviation "
-    return "\n\n".join([*blocks, legend + ", ".join(f"{scale:g} ({noise})" for noise, scale in noises.items()) + "."])
+    scales = ", ".join(f"{scale:g} ({noise})" for noise, scale in noises.items() if scale)
+    legend = "Normal noise is added to the ranks of the documents of test lists; its standard deviation: "
+    return "\n\n".join([*blocks, f"{legend}{scales}."])
 
 
 def _tests(results: Results) -> str:
