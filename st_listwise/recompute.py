@@ -1,8 +1,8 @@
 """Mini-batches whose activations are not kept: computed again in the backward pass, without what teaches nothing.
 
-Pairs whose outputs have a gradient of exactly zero need no second pass, and get none. A recomputed mini-batch is one
-node of autograd's graph that returns the gradients of the parameters as those of its inputs: autograd sums them over
-mini-batches before it hands them on, so that distributed training sees each parameter once.
+Pairs whose outputs have a gradient of exactly zero need no second pass, and get none. Each mini-batch is one node of
+autograd's graph, behind which lies one node for all parameters. Gradients of parameters are summed as they arise, so
+that there is one set of them at a time, and come out of the latter node: distributed training sees each of them once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,11 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def run_mini_batches(
-    stage: Stage, batches: Sequence[Features], device: torch.device, free_memory: float = 0.0
+    stage: Stage,
+    batches: Sequence[Features],
+    device: torch.device,
+    free_memory: float = 0.0,
+    keep_last: bool = False,
 ) -> list[dict[str, Tensor]]:
     """Run a stage on mini-batches, keeping graphs of the last ones only, as many as fit.
 
@@ -37,6 +42,7 @@ def run_mini_batches(
         batches: On the device, longest pairs first.
         device: Of the model.
         free_memory: Bytes that activations may take, 0: none are kept.
+        keep_last: Keep the graph of the last one whatever it takes: the backward pass needs it first.
 
     Returns:
         The outputs of each mini-batch.
@@ -45,7 +51,7 @@ def run_mini_batches(
         return []
     first, live, parameters, activations = _run_first(stage, batches[0], device)
     per_token = activations / _tokens(batches[0])
-    kept = len(batches)
+    kept = len(batches) - keep_last
     while kept > 0 and (free_memory := free_memory - per_token * _tokens(batches[kept - 1])) >= 0:
         kept -= 1
     if kept == 0 or not parameters:
@@ -54,8 +60,10 @@ def run_mini_batches(
     autocast = _autocast_states(device)
     with torch.no_grad():
         parts = [first, *(_run(stage, features, device) for features in batches[1:kept])]
-    outputs = [dict(zip(part.outputs, _Recomputed.apply(stage, part, autocast, *parameters))) for part in parts]
-    return [*outputs, *(stage(features) for features in batches[kept:])]
+    parts += [_run(stage, features, device, keep=True) for features in batches[kept:]]
+    sums = _Sums(parameters)
+    behind = _Parameters.apply(sums, *parameters)
+    return [dict(zip(part.outputs, _Recomputed.apply(stage, part, autocast, sums, behind))) for part in parts]
 
 
 def free_memory(device: torch.device, parameters: Sequence[Tensor]) -> float:
@@ -115,6 +123,56 @@ def can_take_rows(features: Features, pairs: int) -> bool:
     return isinstance(mask, Tensor) and mask.ndim == 2 and all(value.shape[:1] == (pairs,) for value in tensors)
 
 
+class _Sums:
+    """Gradients of parameters, summed in place over all parts: one set of them is in memory at a time."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self.totals: dict[int, Tensor] = {}
+
+    def add(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Add what the gradients of some outputs give; hooks of the user are left for the sums."""
+        hooks = [parameter._backward_hooks for parameter in self.parameters]
+        handles = []
+        try:
+            for index, parameter in enumerate(self.parameters):
+                parameter._backward_hooks = None
+                handles.append(parameter.register_hook(partial(self._take, index)))
+            torch.autograd.grad(outputs, self.parameters, gradients, allow_unused=True)
+        finally:
+            for handle in handles:
+                handle.remove()
+            for parameter, own in zip(self.parameters, hooks):
+                parameter._backward_hooks = own
+
+    def _take(self, index: int, gradient: Tensor) -> Tensor:
+        """Add one as soon as it is there, and hand on a zero that takes no memory."""
+        if index in self.totals:
+            self.totals[index].add_(gradient)
+        else:
+            self.totals[index] = gradient.clone()
+        return torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
+
+    def hand_over(self) -> list[Tensor | None]:
+        totals, self.totals = self.totals, {}
+        return [totals.get(index) for index in range(len(self.parameters))]
+
+
+class _Parameters(torch.autograd.Function):
+    """All parameters as one scalar, the input of all parts; autograd comes back to it when it is through with them."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: _Sums, *parameters: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.sums = sums
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, _: Tensor | None) -> Any:
+        return None, *ctx.sums.hand_over()
+
+
 @dataclass
 class _Part:
     """A mini-batch after its first pass."""
@@ -124,46 +182,48 @@ class _Part:
     states: list[Any]  #: of the random number generators, before the pass
     random: bool  #: whether it drew random numbers
     device: torch.device
+    live: list[Tensor] | None  #: outputs with their graph, where that is kept
 
-    def gradients(self, stage: Stage, outputs: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Any:
-        """Gradients of the parameters, from those of the outputs, through a second pass of the rows that teach.
+    def backward(self, stage: Stage, gradients: Sequence[Tensor | None], autocast: list[Any], sums: _Sums) -> None:
+        """Add the gradients of the parameters, from those of the outputs: through the graph, or a second pass.
 
-        A pass that draws random numbers is run again with all of its rows, for each to meet its own.
+        The second pass is one of the rows that teach. If it draws random numbers it is run again with all of its rows,
+        for each to meet its own.
         """
-        teaches = _teaches(outputs)
-        features = self.features
+        teaches = _teaches(gradients)
+        outputs, self.live = self.live, None
         if not teaches.any():
-            return [None] * len(parameters)
-        if not self.random and not teaches.all() and can_take_rows(features, len(teaches)):
-            rows = teaches.nonzero().flatten().to(self.device)
-            features = take_rows(features, rows)
-            outputs = [None if gradient is None else gradient[rows] for gradient in outputs]
-        _set_states(self.device, self.states)
-        with torch.enable_grad():
-            again = stage(features).values()
-        known = [
-            (out, gradient) for out, gradient in zip(again, outputs) if gradient is not None and out.requires_grad
-        ]
-        return torch.autograd.grad(
-            [out for out, _ in known], parameters, [gradient for _, gradient in known], allow_unused=True
-        )
+            return
+        if outputs is None:
+            features, gradients = self._rows_that_teach(teaches, gradients)
+            with torch.enable_grad(), _replay(self.device, autocast, self.states):
+                outputs = list(stage(features).values())
+        known = [(out, own) for out, own in zip(outputs, gradients) if own is not None and out.requires_grad]
+        del outputs
+        sums.add([out for out, _ in known], [own for _, own in known])
+
+    def _rows_that_teach(self, teaches: Tensor, gradients: Sequence[Tensor | None]) -> Any:
+        if self.random or teaches.all() or not can_take_rows(self.features, len(teaches)):
+            return self.features, gradients
+        rows = teaches.nonzero().flatten().to(self.device)
+        return take_rows(self.features, rows), [None if own is None else own[rows] for own in gradients]
 
 
 class _Recomputed(torch.autograd.Function):
-    """The outputs of a part, whose second pass is run in the backward pass."""
+    """The outputs of a part, whose graph autograd does not see."""
 
     @staticmethod
-    def forward(ctx: Any, stage: Stage, part: _Part, autocast: list[Any], *parameters: Tensor) -> Any:
+    def forward(ctx: Any, stage: Stage, part: _Part, autocast: list[Any], sums: _Sums, behind: Tensor) -> Any:
         ctx.set_materialize_grads(False)
-        ctx.stage, ctx.part, ctx.autocast, ctx.parameters = stage, part, autocast, parameters
+        ctx.stage, ctx.part, ctx.autocast, ctx.sums = stage, part, autocast, sums
         # Not the tensors themselves: the part would keep its own node.
         return tuple(value.detach() for value in part.outputs.values())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *outputs: Tensor | None) -> Any:
-        with _replay(ctx.part.device, ctx.autocast):
-            return None, None, None, *ctx.part.gradients(ctx.stage, outputs, ctx.parameters)
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        ctx.part.backward(ctx.stage, gradients, ctx.autocast, ctx.sums)
+        return None, None, None, None, ctx.sums.parameters[0].new_zeros(())
 
 
 def _teaches(gradients: Sequence[Tensor | None]) -> Tensor:
@@ -176,11 +236,13 @@ def _teaches(gradients: Sequence[Tensor | None]) -> Tensor:
     return torch.stack([(row != 0).any(1) for row in rows]).any(0).cpu() if rows else torch.zeros(0, dtype=torch.bool)
 
 
-def _run(stage: Stage, features: Features, device: torch.device) -> _Part:
+def _run(stage: Stage, features: Features, device: torch.device, keep: bool = False) -> _Part:
+    """A first pass; with ``keep`` its graph lies in the part, where autograd does not see it."""
     states = _states(device)
-    outputs = {name: value.detach() for name, value in stage(features).items()}
+    live = stage(features)
+    outputs = {name: value.detach() for name, value in live.items()}
     drawn = any(not torch.equal(old, new) for old, new in zip(states, _states(device)))
-    return _Part(features, outputs, states, drawn, device)
+    return _Part(features, outputs, states, drawn, device, list(live.values()) if keep else None)
 
 
 def _run_first(stage: Stage, features: Features, device: torch.device) -> tuple[_Part, Any, list[Tensor], int]:
@@ -236,16 +298,19 @@ def _autocast_states(device: torch.device) -> list[tuple[str, bool, torch.dtype]
 
 
 @contextmanager
-def _replay(device: torch.device, autocast: list[tuple[str, bool, torch.dtype]]) -> Iterator[None]:
-    """Autocast as it was in the forward pass; random number generators go on afterwards where they are now."""
-    states = _states(device)
+def _replay(
+    device: torch.device, autocast: list[tuple[str, bool, torch.dtype]], states: list[Tensor]
+) -> Iterator[None]:
+    """Autocast and random numbers as they were in the forward pass; afterwards both go on from where they are now."""
+    own = _states(device)
     try:
         with ExitStack() as stack:
             for kind, enabled, dtype in autocast:
                 stack.enter_context(torch.autocast(kind, dtype, enabled))
+            _set_states(device, states)
             yield
     finally:
-        _set_states(device, states)
+        _set_states(device, own)
 
 
 def _control_group_memory() -> float:

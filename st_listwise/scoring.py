@@ -164,14 +164,18 @@ def _score(
     of_sets = isinstance(bare, SetRankCrossEncoder)
     stage: Stage = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(pair_scores, bare)
     *earlier, last = features
+    if recompute and model is bare:  # no wrapper has to be called: the last mini-batch is one like the others
+        earlier, last = [*earlier, last], {}
     if recompute:
         space = free_memory(bare.device, list(bare.parameters())) if recompute == "auto" else 0.0
-        parts = run_mini_batches(stage, earlier, bare.device, space)
+        parts = run_mini_batches(stage, earlier, bare.device, space, keep_last=model is bare)
     else:
         parts = [stage(batch) for batch in earlier]
     if of_sets:
         return pair_scores(model, {**last, **lists, "encoded": parts})["scores"]
-    return torch.cat([part["scores"] for part in [*parts, pair_scores(model, last)]])
+    if last:
+        parts.append(pair_scores(model, last))
+    return torch.cat([part["scores"] for part in parts])
 
 
 def _score_sharded(

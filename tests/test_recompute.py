@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
@@ -37,16 +38,16 @@ def _gradients(loss: ListwiseLoss, labels: list[list[float]] = TEACHES_ONE) -> d
 def _count_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each second pass, as they come."""
     rows: list[int] = []
-    whole = recompute._Part.gradients
+    whole = recompute._Part.backward
 
-    def counted(part: Any, stage: Any, outputs: Any, parameters: Any) -> Any:
+    def counted(part: Any, stage: Any, *given: Any) -> Any:
         def watched(features: Any) -> Any:
             rows.append(len(features["input_ids"]))
             return stage(features)
 
-        return whole(part, watched, outputs, parameters)
+        return whole(part, watched, *given)
 
-    monkeypatch.setattr(recompute._Part, "gradients", counted)
+    monkeypatch.setattr(recompute._Part, "backward", counted)
     return rows
 
 
@@ -166,6 +167,42 @@ def test_a_parameter_that_is_not_used_gets_no_gradient() -> None:
     model.extra = torch.nn.Parameter(torch.ones(3))
     _gradients(ListMLELoss(model, mini_batch_size=2, recompute=True))
     assert model.extra.grad is None
+
+
+def test_a_hook_on_a_parameter_meets_its_gradient_once() -> None:
+    """Hooks ran on what each second pass gave and again on the sum: one that halves made quarters of it."""
+    model = tiny_bert().double()
+    weight = model.model.classifier.weight
+    expected = _gradients(ListMLELoss(model, mini_batch_size=2))
+    seen: list[Tensor] = []
+    handle = weight.register_hook(lambda gradient: (seen.append(gradient.clone()), gradient / 2)[1])
+    got = _gradients(ListMLELoss(model, mini_batch_size=2, recompute=True))
+    handle.remove()
+    assert len(seen) == 1
+    torch.testing.assert_close(seen[0], expected["0.model.classifier.weight"], rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(got["0.model.classifier.weight"], seen[0] / 2, rtol=0, atol=0)
+    again = _gradients(ListMLELoss(model, mini_batch_size=2, recompute=True))
+    torch.testing.assert_close(again, expected, rtol=1e-10, atol=1e-13)
+
+
+def test_there_is_one_set_of_gradients_at_a_time() -> None:
+    """Each second pass held gradients of all parameters beside their sum, and the last mini-batch a third set."""
+    weights = [torch.nn.Parameter(torch.rand(1000, 250)) for _ in range(16)]  # 1 MB each
+
+    def stage(features: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"scores": torch.stack([(features["x"] @ weight).tanh().sum(-1) for weight in weights]).sum(0)}
+
+    batches = [{"x": torch.rand(2, 1000)} for _ in range(5)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        parts = recompute.run_mini_batches(stage, batches, torch.device("cpu"), keep_last=True)
+        torch.cat([part["scores"] for part in parts]).sum().backward()
+    held = np.cumsum([event.nbytes() for event in _memory_events(profile)]) / 1e6
+    assert 16 <= held.max() < 19, "16 MB of sums, a gradient on its way to them, little else"
+
+
+def _memory_events(profile: Any) -> list[Any]:
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return sorted(events, key=lambda event: event.start_ns())
 
 
 @pytest.mark.parametrize("option", ["always", 2, None])
