@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import Seeds, spread, tests
+from figures import Seeds, paired_tests, spread
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
@@ -207,7 +207,7 @@ def _tests(results: Results) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for measure, arms in results[PER_QUERY].items():
-        for first, second, found, _, seeds in tests(arms, results["facts"]["compared"]):
+        for first, second, found, _, seeds in paired_tests(arms, results["facts"]["compared"]):
             lines.append(
                 f"| {first} − {second} | {measure} | {difference(found)} | {p_value(found).removeprefix('= ')} "
                 f"| {found.wins} | {found.losses} | {seeds} |"

@@ -121,7 +121,7 @@ class Paired(NamedTuple):
     seeds: int
 
 
-def tests(arms: Mapping[str, Seeds], pairs: Sequence[Sequence[str]]) -> list[Paired]:
+def paired_tests(arms: Mapping[str, Seeds], pairs: Sequence[Sequence[str]]) -> list[Paired]:
     """A test for each pair of arms that were both measured with a common seed."""
     found = []
     for first, second in pairs:
@@ -135,7 +135,7 @@ def paired(arms: Mapping[str, Seeds], pairs: Sequence[tuple[str, str]]) -> list[
     """A line for each test."""
     return [
         f"{first} - {second}: {found.difference:+.4f} (p = {found.p_value:.3f}, {queries} queries, {seeds} seeds)"
-        for first, second, found, queries, seeds in tests(arms, pairs)
+        for first, second, found, queries, seeds in paired_tests(arms, pairs)
     ]
 
 
