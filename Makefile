@@ -24,7 +24,7 @@ setrank: setup  ## train SetRank on numeric documents that the script makes itse
 test: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest --numprocesses auto
 
-ecosystem:  ## LoRA, ONNX, and the rerankers of LangChain, LlamaIndex and rerankers, in an environment of their own
+ecosystem:  ## ONNX, and the rerankers of LangChain, LlamaIndex and rerankers, in an environment of their own
 	$(PYTHON) -m venv $(VENV)-ecosystem
 	$(VENV)-ecosystem/bin/python -m pip install --quiet --constraint constraints.txt torch
 	$(VENV)-ecosystem/bin/python -m pip install --quiet --editable ".[ecosystem]"

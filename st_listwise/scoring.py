@@ -163,19 +163,17 @@ def _score(
     bare = unwrap(model)
     of_sets = isinstance(bare, SetRankCrossEncoder)
     stage: Stage = bare.encode_pairs if isinstance(bare, SetRankCrossEncoder) else partial(pair_scores, bare)
-    *earlier, last = features
-    if recompute and model is bare:  # no wrapper has to be called: the last mini-batch is one like the others
-        earlier, last = [*earlier, last], {}
+    # A wrapper is called once, with the last mini-batch; without one that is a mini-batch like the others.
+    inside, outside = (features, []) if model is bare else (features[:-1], features[-1:])
     if recompute:
         space = free_memory(bare.device, list(bare.parameters())) if recompute == "auto" else 0.0
-        parts = run_mini_batches(stage, earlier, bare.device, space, keep_last=model is bare)
+        parts = run_mini_batches(stage, inside, bare.device, space, keep_last=model is bare)
     else:
-        parts = [stage(batch) for batch in earlier]
+        parts = [stage(batch) for batch in inside]
     if of_sets:
+        last = outside[0] if outside else {}
         return pair_scores(model, {**last, **lists, "encoded": parts})["scores"]
-    if last:
-        parts.append(pair_scores(model, last))
-    return torch.cat([part["scores"] for part in parts])
+    return torch.cat([part["scores"] for part in [*parts, *(pair_scores(model, batch) for batch in outside)]])
 
 
 def _score_sharded(

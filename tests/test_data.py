@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -12,7 +18,7 @@ from datasets import Dataset, Features, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_listwise.data import counts, group_by_query, read_letor
+from st_listwise.data import counts, files, group_by_query, read_letor
 
 FILE = """\
 # a comment of its own
@@ -30,15 +36,15 @@ def test_a_letor_file_becomes_lists(tmp_path: Path) -> None:
     assert rows["query"] == ["10", "7"]  # in the order in which they are met; lines of one qid are one list
     assert rows["labels"] == [[2.0, 0.0, 1.0], [1.0]]
     assert rows["docs"] == [[[0.5, 0.0, -1.25], [0.0, 4.0, 0.0], [0.0, 0.0, 9.0]], [[1.0, 2.0, 3.0]]]
-    assert counts(rows) == {"lists": 2, "documents": 4}
+    assert counts(rows) == {"lists": 2, "documents": 4, "lists in several places": 1}
     wider = read_letor(tmp_path / "rows.txt", num_features=5)
     assert wider[1]["docs"] == [[1.0, 2.0, 3.0, 0.0, 0.0]]
 
 
-def test_a_compressed_file_is_read(tmp_path: Path) -> None:
-    with gzip.open(tmp_path / "rows.txt.gz", "wt") as file:
-        file.write(FILE)
-    assert read_letor(tmp_path / "rows.txt.gz")["query"] == ["10", "7"]
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
+def test_a_compressed_file_is_read_under_any_name(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "rows").write_bytes(pack(FILE.encode()))
+    assert read_letor(tmp_path / "rows")["query"] == ["10", "7"]
 
 
 def test_real_files_have_the_documents_that_their_description_counts(real_data: Path) -> None:
@@ -55,32 +61,130 @@ def test_real_files_have_the_documents_that_their_description_counts(real_data: 
         assert np.asarray(rows[0]["docs"]).shape[1] == width
 
 
+UNREAD, UNFINITE = "lines that cannot be read", "lines with a value that is not finite"
+GOOD = "2 qid:1 1:1\n0 qid:1 2:1\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("line", "kind", "message"),
     [
-        ("1 qid:1 1:0.5\n2 1:0.3\n", r"bad\.txt, line 2: there is no qid"),
-        ("2 1:0.3\n", r"line 1: there is no qid"),
-        ("1 qid:1 1:0.5\n\n# note\nx qid:1 2:3\n", r"line 4: could not convert.*The line begins 'x qid:1 2:3'"),
-        ("1 qid:1 1:a\n", "line 1: could not convert"),
-        ("1 qid:1 1:1\n1 qid:1 1:nan\n", "line 2: a label or feature is NaN or infinite"),
-        ("inf qid:1 1:1\n", "line 1: a label or feature is NaN or infinite"),
-        ("1 qid:1 0:3\n", "line 1: Invalid index 0"),
-        ("1 qid:1 1:1\n1 qid:1 4:1\n", "line 2: n_features was set to 3, but input file contains 4"),
-        ("", "holds no rows"),
+        ("2 1:0.3", "lines without qid", r"there is no qid. The line begins '2 1:0.3'"),
+        ("x qid:1 2:3", UNREAD, "could not convert.*The line begins 'x qid:1 2:3'"),
+        ("1 qid:1 1:a", UNREAD, "could not convert"),
+        ("1 qid:one 1:1", UNREAD, "invalid literal for int"),
+        ("1 qid:99999999999999999999 1:1", UNREAD, ".*too large"),
+        ("1 qid:1 99999999999:1", UNREAD, ".*too large"),
+        ("1 qid:1 0:3", UNREAD, "Invalid index 0"),
+        ("1 qid:1 2:1 1:3", UNREAD, ".*should be sorted and unique"),
+        ("1 qid:1 1:1 2", UNREAD, "need more than 1 value"),
+        ("1 qid:1 1:nan", UNFINITE, "a label or feature of query 1 is NaN or infinite"),
+        ("1 qid:1 1:1e39 # no float32", UNFINITE, "a label or feature of query 1"),
+        ("inf qid:1 1:1", UNFINITE, "a label or feature of query 1"),
+        ("1 qid:1 900000000:nan", UNFINITE, "a label or feature of query 1"),
     ],
 )
-def test_a_fault_in_a_letor_file_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "bad.txt").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_letor(tmp_path / "bad.txt", num_features=3)
+def test_a_line_of_a_letor_file_that_is_wrong_is_left_out_counted_and_named_and_an_error_in_strict_mode(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str, kind: str, message: str
+) -> None:
+    path = tmp_path / "bad.txt"
+    path.write_text(f"# note\n\n{GOOD}{line}\n1 qid:1 2:2\n{line}\n")
+    rows = read_letor(path)
+    assert rows[:] == {"query": ["1"], "docs": [[[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]]], "labels": [[2.0, 0.0, 1.0]]}
+    assert counts(rows) == {"lists": 1, "documents": 3, kind: 2}
+    assert re.search(rf"2 {kind} \(first: .*bad\.txt, line 5: {message}", caplog.text)
+    with pytest.raises(ValueError, match=rf"bad\.txt, line 5: {message}"):
+        read_letor(path, strict=True)
 
 
-def test_a_file_that_is_not_there_or_cut_short_is_named(tmp_path: Path) -> None:
+@given(
+    lines=st.lists(
+        st.sampled_from(["1 qid:1 2:1", "0 qid:1", "1 2:1", "x", "", "# note", "1 qid:1 1:inf"]), max_size=12
+    )
+)
+def test_any_mix_of_lines_is_read_as_each_of_them_alone(lines: list[str]) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "mixed.txt"
+        path.write_text("1 qid:1 1:1\n" + "\n".join(lines))
+        rows = read_letor(path, 2)
+    vectors = {"1 qid:1 2:1": (1.0, [0.0, 1.0]), "0 qid:1": (0.0, [0.0, 0.0])}
+    kept = [(1.0, [1.0, 0.0]), *(vectors[line] for line in lines if line in vectors)]
+    assert list(zip(rows[0]["labels"], rows[0]["docs"])) == kept
+    faults = Counter(
+        {"1 2:1": "lines without qid", "x": UNREAD, "1 qid:1 1:inf": UNFINITE}.get(line, "") for line in lines
+    )
+    faults.pop("", None)
+    assert counts(rows) == {"lists": 1, "documents": len(kept), **faults}
+
+
+def test_lines_of_a_letor_file_are_counted_through_blocks_and_features_of_each_are_put_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(files, "BLOCK", 30)
+    path = tmp_path / "rows.txt"
+    path.write_text("".join(f"{n % 3} qid:{n // 4} {n % 5 + 1}:{n}\n" for n in range(40)) + "broken\n")
+    rows = read_letor(path)
+    assert np.concatenate([np.asarray(docs) for docs in rows["docs"]]).tolist() == [
+        [float(n) if place == n % 5 else 0.0 for place in range(5)] for n in range(40)
+    ]
+    assert rows["query"] == [str(n) for n in range(10)]
+    assert "line 41: could not convert" in caplog.text
+
+
+def test_a_qid_that_comes_again_is_one_list_and_named(tmp_path: Path) -> None:
+    """Files put together may use one qid for two queries, and nothing else tells."""
+    path = tmp_path / "rows.txt"
+    path.write_text(FILE)
+    with pytest.raises(ValueError, match=r"rows\.txt, line 6: query 10 stood before, with others in between"):
+        read_letor(path, strict=True)
+    path.write_text(FILE.replace("1 qid:7 1:1 2:2 3:3\n", ""))
+    assert read_letor(path, strict=True)["labels"] == [[2.0, 0.0, 1.0]]
+
+
+def test_a_feature_beyond_the_width_is_an_error_in_either_mode(tmp_path: Path) -> None:
+    (tmp_path / "wide.txt").write_text("# note\n1 qid:1 1:1\n1 qid:1\n0 qid:1 2:1 4:1\n")
+    for strict in (False, True):
+        with pytest.raises(ValueError, match=r"wide\.txt, line 4: feature 4 is beyond num_features=3"):
+            read_letor(tmp_path / "wide.txt", 3, strict=strict)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"0 lists, 0 documents\."),
+        (b"# note\n", r"0 lists, 0 documents\."),
+        (gzip.compress(b""), r"0 lists, 0 documents\."),
+        (bz2.compress(b""), r"0 lists, 0 documents\."),
+        (b"1 1:1\n0 1:2", r"2 lines without qid \(first: .*none.txt, line 1: there is no qid"),
+        (gzip.compress(FILE.encode() * 50)[:60], r"1 files cut short \(first: .*none.txt breaks off in line 1"),
+    ],
+    ids=["empty", "comment", "gzip", "bzip2", "no qid", "cut gzip"],  # packed bytes hold the second of their making
+)
+def test_a_letor_file_without_rows_is_an_error(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "none.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"none\.txt holds no rows that can be read\. {message}"):
+        read_letor(tmp_path / "none.txt")
     with pytest.raises(ValueError, match=r"gone\.txt is not a file"):
         read_letor(tmp_path / "gone.txt")
-    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(FILE.encode() * 50)[:60])
-    with pytest.raises(ValueError, match=r"cut\.txt\.gz cannot be read"):
-        read_letor(tmp_path / "cut.txt.gz")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, partial(bz2.compress, compresslevel=1)])  # in blocks of 100 kB
+def test_of_a_packed_letor_file_that_breaks_off_whole_lines_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, pack: Callable[[bytes], bytes]
+) -> None:
+    generator = np.random.default_rng(3)
+    lines = [f"{n % 2} qid:1 1:{value!r}\n" for n, value in enumerate(generator.random(15_000).tolist())]
+    packed = pack("".join(lines).encode())
+    (tmp_path / "cut").write_bytes(packed[: len(packed) * 3 // 4])
+    rows = read_letor(tmp_path / "cut")
+    kept = counts(rows)["documents"]
+    assert 0 < kept < len(lines)
+    assert (
+        np.asarray(rows[0]["docs"])[:, 0].tolist()
+        == np.float32([line.split(":")[-1] for line in lines[:kept]]).tolist()
+    )
+    assert f"1 files cut short (first: {tmp_path}/cut breaks off in line {kept + 1}" in caplog.text
+    with pytest.raises(ValueError, match="cut breaks off in line"):
+        read_letor(tmp_path / "cut", strict=True)
 
 
 # Flat rows

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import torch.distributed as dist
@@ -316,7 +317,6 @@ def test_a_query_that_leaves_no_room_for_documents_warns(caplog: pytest.LogCaptu
 def test_trained_adapters_and_head_are_saved_and_restored(head: bool, tmp_path: Path) -> None:
     """Users found heads frozen, not saved, or not restored. peft changes the model in place: the CrossEncoder that
     holds it trains the adapters, merged it is a stock folder again."""
-    peft = pytest.importorskip("peft")
     tiny_decoder(template=True, head=head).save_pretrained(str(tmp_path / "base"))
     base, again = (CrossEncoder(str(tmp_path / "base"), activation_fn=nn.Identity()) for _ in range(2))
     untrained = base.predict(PAIRS)

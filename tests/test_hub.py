@@ -188,7 +188,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def push_of(**changes: Any) -> dict[str, Any]:
-    return {"repo_id": NAME, "token": TOKEN, "private": None, "revision": None, **changes}
+    return {"repo_id": NAME, "token": TOKEN, "private": None, "revision": None, "create_pr": False, **changes}
 
 
 FAILURES = [
@@ -271,11 +271,32 @@ def test_a_push_to_a_branch(hub: FakeHub, saved: Path) -> None:
     assert hub.files(NAME, "trial")["README.md"] == (saved / "README.md").read_bytes()
 
 
+def test_a_push_as_a_pull_request_leaves_the_main_branch_alone_and_needs_no_right_to_write_there(
+    hub: FakeHub, saved: Path, fresh: Callable[[], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, model = tiny_bert(seed=6), tiny_bert(seed=5)
+    first.push_to_hub(NAME, token=TOKEN)
+    on_main = hub.files(NAME)
+    hub.faults["create"] = 403  # what the Hub says of a repository of others, known or not
+    hub.faults["commit"] = 500
+    assert push_final(model, saved, push_of(create_pr=True)) == 1
+    assert f"hf upload {NAME} {saved} . --create-pr\n" in capfd.readouterr().err
+    assert list(hub.repositories[NAME].refs) == ["main"]
+    del hub.faults["commit"]
+    assert push_final(model, saved, push_of(create_pr=True)) == 0
+    assert f"Pushed: {hub.endpoint}/{NAME}/discussions/1\n" in capfd.readouterr().out
+    assert hub.files(NAME) == on_main
+    assert hub.files(NAME, "refs/pr/1").items() >= contents(saved).items()
+    for revision, own in (("main", first), ("refs/pr/1", model)):
+        loaded = CrossEncoder(NAME, revision=revision, cache_folder=fresh())
+        np.testing.assert_array_equal(loaded.predict(PAIRS), own.predict(PAIRS))
+
+
 def test_the_arguments_keep_no_token_for_the_checkpoints(tmp_path: Path) -> None:
     args = CrossEncoderTrainingArguments(
         str(tmp_path), push_to_hub=True, hub_token=TOKEN, hub_model_id=NAME, hub_private_repo=True, use_cpu=True
     )
-    assert push_settings(args) == push_of(private=True)
+    assert push_settings(args, create_pr=True) == push_of(private=True, create_pr=True)
     assert not args.push_to_hub
     assert TOKEN not in str(vars(args))
 
@@ -292,7 +313,9 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize(
+    ("kind", "revision", "page"), [("pointwise", "main", ""), ("set", "refs/pr/1", "discussions/1\n")], ids=SCRIPTS
+)
 def test_the_script_pushes_what_it_saved_and_the_token_is_nowhere(
     hub: FakeHub,
     fresh: Callable[[], str],
@@ -300,6 +323,8 @@ def test_the_script_pushes_what_it_saved_and_the_token_is_nowhere(
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
     kind: str,
+    revision: str,
+    page: str,
 ) -> None:
     script, load, command = SCRIPTS[kind]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
@@ -307,17 +332,18 @@ def test_the_script_pushes_what_it_saved_and_the_token_is_nowhere(
     words = f"""--dataset {tmp_path}/rows.jsonl --test_file {tmp_path}/rows.jsonl --model {tmp_path}/tiny
         --output_dir {tmp_path}/out --loss LambdaLoss --max_steps 4 --use_cpu 1 --disable_tqdm 1 --eval_steps 2
         --save_steps 2 --push_to_hub --hub_model_id {NAME} --hub_private_repo true --hub_token {TOKEN}""".split()
+    words += ["--create_pr"] if page else []
     with caplog.at_level(logging.DEBUG):
         status = train_listwise.main([*words, "--loss_args", '{"k": 3}'], script)
     output = "".join(capfd.readouterr())
     assert status == 0
-    assert f"Pushed: {hub.endpoint}/{NAME}/" in output
+    assert f"Pushed: {hub.endpoint}/{NAME}/{page}" in output
     final = tmp_path / "out" / "final"
-    assert hub.files(NAME) == contents(final)
-    loaded = load(NAME, token=TOKEN, cache_folder=fresh())
+    assert hub.files(NAME, revision) == contents(final)
+    loaded = load(NAME, revision=revision, token=TOKEN, cache_folder=fresh())
     np.testing.assert_array_equal(loaded.predict(PAIRS), load(str(final)).predict(PAIRS))
 
-    card = hub.files(NAME)["README.md"].decode()
+    card = hub.files(NAME, revision)["README.md"].decode()
     assert '"k": 3' in card  # sentence-transformers' part: the loss, the data, the settings
     assert f'CrossEncoder("{NAME}")' in card
     (line,) = re.findall(r"^\| test \| after \| (.+) \|$", card, re.MULTILINE)  # and ours: figures and their spread

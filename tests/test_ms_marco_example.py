@@ -152,6 +152,7 @@ def test_a_malformed_file_names_its_line_and_nothing_is_written(
         (["--loss_args", "[2]"], "must be a JSON object"),
         (["--dataset", "absent.jsonl"], "absent.jsonl is not there"),
         (["--push_to_hub"], "--push_to_hub needs --hub_model_id"),
+        (["--create_pr"], "--create_pr is for --push_to_hub"),
         (["--max_docs", "1"], "max_docs=1"),
     ],
 )

@@ -75,7 +75,7 @@ def test_the_made_data_needs_the_list() -> None:
     [
         ("--train {bad} --test {good}", r"bad\.txt, line 2: there is no qid"),
         ("--train {good}", "needs a --test file"),
-        ("--train {good} --test {wide}", r"wide\.txt, line 1: n_features was set to 3"),
+        ("--train {good} --test {wide}", r"wide\.txt, line 1: feature 7 is beyond num_features=3"),
         ("--train {good} --test {good} --loss ListMLE", "Did you mean ListMLELoss"),
         ("--train {good} --test {good} --ranking_features 9", r"ranking_columns=\[8\] must lie between 0 and 2"),
         ("--train {good} --test {good} --heads 5", "heads=5 must divide the width, 64"),

@@ -5,19 +5,23 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import pickle
 import random
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from datasets import Dataset, load_from_disk
 
 from st_listwise.data import counts, read_teacher_run, read_trec, runs, write_run
+from st_listwise.data.tally import Tally
+from st_listwise.data.texts import Corpus
 from st_listwise.evaluation import GradedRerankingEvaluator
 
 RUN = """\
@@ -120,7 +124,7 @@ def test_a_run_in_any_order_with_odd_spaces_gives_what_a_dictionary_would_collec
 ) -> None:
     monkeypatch.setattr(runs, "LINES", 40)  # several parts, of several blocks
     monkeypatch.setattr("st_listwise.data.files.BLOCK", 500)
-    monkeypatch.setattr("st_listwise.data.trec.BYTES", 64)
+    monkeypatch.setattr("st_listwise.data.collection.BYTES", 64)
     generator = random.Random(3)
     corpus = {f"d{number}": f"text {number}" for number in range(30)}
     scores = {f"q{query}": {doc: round(generator.random(), 2) for doc in corpus} for query in range(17)}
@@ -167,6 +171,52 @@ FAULTS = [
     ({"corpus": {**CORPUS, "d5": " "}}, "corpus lines without text", r"corpus, row 5: 'd5'"),
     ({"queries": {**QUERIES, "q5": ""}}, "queries lines without text", r"queries, row 3: 'q5'"),
 ]
+
+
+def test_several_processes_give_the_rows_counts_and_places_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runs, "LINES", 60)
+    monkeypatch.setattr("st_listwise.data.files.BLOCK", 500)
+    monkeypatch.setattr("st_listwise.data.collection.BYTES", 64)
+    generator = random.Random(4)
+    lines = [
+        f"q{generator.randrange(25)} Q0 d{generator.randrange(33)} {place} {generator.random():.3f} x"
+        for place in range(600)
+    ]  # some documents stand twice in a list, some have no text, and so has a query
+    run, qrels = tmp_path / "a.run", tmp_path / "qrels"
+    run.write_text("\n".join([*lines[:400], "broken", *lines[400:]]))
+    qrels.write_text("".join(f"q{query} 0 d{query} 1\n" for query in range(25)))
+    corpus = {f"d{number}": f"text {number}" for number in range(31)}
+    queries = {f"q{number}": f"query {number}" for number in range(24)}
+
+    def read(folder: str, num_proc: int | None) -> tuple[Dataset, str]:
+        caplog.clear()
+        rows = read_trec(run, qrels, corpus, queries, depth=20, num_proc=num_proc, cache_dir=tmp_path / folder)
+        assert {path.suffix for path in (tmp_path / folder).iterdir()} == {".arrow", ".json"}
+        return rows, caplog.text
+
+    (rows, text), (others, other_text) = read("one", None), read("three", 3)
+    assert others[:] == rows[:]
+    assert others.features == rows.features
+    assert other_text == text
+    assert len(counts(rows)) == 7  # lists, documents, lists dropped, and four kinds of faults
+    assert counts(others) == counts(rows)
+    (tmp_path / "b.run").write_text("\n".join(lines))
+    messages = []
+    for num_proc in (None, 3):
+        with pytest.raises(ValueError, match="line") as caught:
+            read_teacher_run(tmp_path / "b.run", corpus, queries, strict=True, num_proc=num_proc, cache_dir=tmp_path)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_corpus_that_is_sent_to_another_process_gives_the_same_texts(tmp_path: Path) -> None:
+    own = Corpus({"a": "one", "b": "zwölf", "c": "three"}, tmp_path / "texts", Tally())
+    sent = pickle.loads(pickle.dumps(own))
+    assert sent.rows(pa.array(["c", "x", "b"])).tolist() == [2, -1, 1]
+    assert sent.take(np.array([2, 1])).to_pylist() == ["three", "zwölf"]
+    assert sent.lengths.tolist() == [3, 6, 5]
 
 
 @pytest.mark.parametrize(
@@ -274,6 +324,7 @@ def test_a_gzip_file_that_breaks_off_anywhere_is_told_from_a_short_one(read: Rea
         ({"run": ""}, r"a\.run: no list is left\. 0 lists"),
         ({"run": "q1 Q0 d2 1 1 x\n"}, r"no list is left\. 0 lists, 0 documents, 1 lists of one label dropped"),
         ({"depth": 0}, "depth=0 must be at least 1"),
+        ({"num_proc": 0}, "num_proc=0 must be at least 1"),
         ({"queries": None}, "There is no queries: give a file, or an ir_dataset that has it"),
         ({"queries": "gone.jsonl"}, r"gone\.jsonl is not a file"),
     ],
@@ -283,20 +334,22 @@ def test_what_gives_no_list_at_all_is_an_error(read: Read, parts: dict[str, Any]
         read(**parts)
 
 
+@pytest.mark.parametrize("num_proc", [None, 2])
 def test_an_interrupted_conversion_leaves_nothing_that_looks_complete(
-    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_proc: int | None
 ) -> None:
-    whole = runs.RunSpool.parts
+    whole = runs.RunSpool.part
 
-    def interrupted(self: runs.RunSpool) -> Iterator[Any]:
-        yield next(whole(self))
-        raise KeyboardInterrupt
+    def interrupted(self: runs.RunSpool, low: int, high: int) -> Any:
+        if low:
+            raise KeyboardInterrupt
+        return whole(self, low, high)
 
     monkeypatch.setattr(runs, "LINES", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(runs.RunSpool, "parts", interrupted)
+        patch.setattr(runs.RunSpool, "part", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            read()
+            read(num_proc=num_proc)
     assert list((tmp_path / "cache").iterdir()) == []
     assert len(read()) == 2
 

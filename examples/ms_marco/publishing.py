@@ -14,28 +14,35 @@ from sentence_transformers import CrossEncoder, CrossEncoderTrainingArguments
 #: HTTP status → what to do about it.
 REMEDIES = {
     401: "The Hub does not accept the token. Make one with write access, and log in: hf auth login",
-    403: "The token may not write to {repo_id}: use one with write access, or another --hub_model_id.",
+    403: "The token may not write to {repo_id}: use one with write access, another --hub_model_id, or --create_pr.",
     409: "Something else is changing {repo_id}: look at it there, then push again.",
 }
 LATER = "The Hub could not be reached, or failed itself: wait a little, then push again."
 
 
-def push_settings(args: CrossEncoderTrainingArguments) -> dict[str, Any] | None:
+def push_settings(args: CrossEncoderTrainingArguments, create_pr: bool = False) -> dict[str, Any] | None:
     """Takes the push out of the trainer's hands: it would push every checkpoint, and before anything is trained.
 
     The token goes with it, as every checkpoint holds the arguments.
 
+    Args:
+        args: What the push is taken from.
+        create_pr: Push as a pull request, which changes nothing in the repository until it is merged.
+
     Raises:
-        ValueError: there is no repository to push to.
+        ValueError: there is no repository to push to, or a pull request is wanted without a push.
     """
     push = {
         "repo_id": args.hub_model_id,
         "token": args.hub_token,
         "private": args.hub_private_repo,
         "revision": args.hub_revision,
+        "create_pr": create_pr,
     }
     args.hub_token = None
     if not args.push_to_hub:
+        if create_pr:
+            raise ValueError("--create_pr is for --push_to_hub, which is not given.")
         return None
     if (args.hub_model_id or "").count("/") != 1:
         raise ValueError("--push_to_hub needs --hub_model_id owner/name.")
@@ -90,4 +97,5 @@ def upload_command(folder: Path, push: dict[str, Any]) -> str:
     words = ["hf", "upload", push["repo_id"], str(folder), "."]
     words += ["--private"] if push["private"] else []
     words += ["--revision", push["revision"]] if push["revision"] else []
+    words += ["--create-pr"] if push["create_pr"] else []
     return shlex.join(words)

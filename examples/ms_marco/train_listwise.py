@@ -175,6 +175,7 @@ class TrainingArguments(CrossEncoderTrainingArguments):
     resume_from_checkpoint: str | None = field(
         default=None, metadata={"help": "folder of a checkpoint, or 'last': the newest complete one, if there is one"}
     )
+    create_pr: bool = field(default=False, metadata={"help": "with --push_to_hub: push as a pull request"})
     report_to: None | str | list[str] = field(  # noqa: RUF036  # the parser looks at the second
         default="none", metadata={"help": "wandb, tensorboard, ..."}
     )
@@ -217,7 +218,7 @@ def run(script: RunArguments, args: TrainingArguments, argv: list[str] | None) -
             "This script keeps checkpoints, which sentence-transformers does not save from FSDP. Start it with "
             "`accelerate launch --multi_gpu`; the README shows how a script of your own saves."
         )
-    push = push_settings(args)
+    push = push_settings(args, args.create_pr)
     build_loss = loss_builder(script.loss, script.loss_args)
     output = Path(str(args.output_dir))
     with args.main_process_first(desc="reading the data"):  # what it makes the others find

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from figures import Measured, describe_arm
+from figures import describe_arm, measured_before
 from train_letor import NDCGEvaluator, ScriptArguments, TrainingArguments, build_model, shorten
 from transformers import set_seed
 
@@ -92,12 +92,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output_dir", type=Path, default=Path("output/claims"))
     args = parser.parse_args(argv)
     train, test, counts = read_lists(args)
-    settings = {name: value for name, value in vars(args).items() if name not in ("arms", "seeds", "output_dir")}
     command = command_line("examples/setrank/claims.py", argv)
-    try:
-        measured = Measured(args.output_dir / "claims.json", settings, command)
-    except ValueError as error:
-        parser.error(str(error))
+    measured = measured_before(args.output_dir / "claims.json", parser, args, command)
     has_trees = importlib.util.find_spec("lightgbm") is not None
     arms = [*args.arms, *([TREES] if has_trees else [])]
     missing = [(name, seed) for name in arms for seed in range(args.seeds) if (name, seed) not in measured]
@@ -113,9 +109,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def read_lists(args: argparse.Namespace) -> tuple[Dataset, Dataset, dict[str, Any]]:
     """Lists to train on and for the figures, in the order of the ranking feature, and how many of them count."""
-    lists = read_letor(args.train)
+    lists = read_letor(args.train, strict=True)
     train = lists.filter(lambda labels: len(set(labels)) > 1, input_columns="labels")
-    test = read_letor(args.test, len(train[0]["docs"][0]))
+    test = read_letor(args.test, len(train[0]["docs"][0]), strict=True)
     relevant = NDCGEvaluator(test, "test").labels
     counts = {
         "train": {**count(train["labels"]), "queries": len(lists), "one label": len(lists) - len(train)},

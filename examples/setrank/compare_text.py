@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from datasets import Dataset
-from figures import Measured, describe_arm, ndcg
+from figures import describe_arm, measured_before, ndcg
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sklearn.metrics import average_precision_score
 from torch import Tensor
@@ -86,12 +86,8 @@ def main(argv: list[str] | None = None) -> int:
     if not args.test and not args.folds:
         parser.error("give --test or --folds")
     splits, counts = read_splits(args)
-    settings = {name: value for name, value in vars(args).items() if name not in ("arms", "seeds", "output_dir")}
     command = command_line("examples/setrank/compare_text.py", argv)
-    try:
-        kept = Measured(args.output_dir / "compare_text.json", settings, command)
-    except ValueError as error:
-        parser.error(str(error))
+    kept = measured_before(args.output_dir / "compare_text.json", parser, args, command)
     missing = [(arm, seed) for seed in args.seeds for arm in (*args.arms, GIVEN) if (arm, seed) not in kept]
     known = [arm for arm in ARMS if arm in args.arms or arm in kept.arms("MAP")]
     kept.state({"counts": counts, **facts(known, args)}, measures=bool(missing))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,6 +95,15 @@ class Measured:
             lines += [f"{measure:10}{arm:34}{spread(seeds)}" for arm, seeds in arms.items()]
             lines += [f"{measure:10}{line}" for line in paired(arms, pairs)]
         return "\n".join(lines)
+
+
+def measured_before(path: Path, parser: ArgumentParser, args: Namespace, command: str) -> Measured:
+    """What earlier runs of a script have left; ends it where they had other settings than arms and seeds."""
+    settings = {name: value for name, value in vars(args).items() if name not in ("arms", "seeds", "output_dir")}
+    try:
+        return Measured(path, settings, command)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def ndcg(labels: Sequence[float] | np.ndarray, scores: np.ndarray) -> float:

@@ -179,11 +179,11 @@ def prepare_data(script: ScriptArguments) -> tuple[Dataset, Dataset, Dataset]:
         return tuple(Dataset.from_list(rows[cut]) for cut in (slice(300), slice(300, 360), slice(360, None)))
     if script.test is None:
         raise ValueError("--train with a file needs a --test file.")
-    train = read_letor(script.train)
+    train = read_letor(script.train, strict=True)
     width = len(train[0]["docs"][0])
-    test = read_letor(script.test, width)
+    test = read_letor(script.test, width, strict=True)
     if script.valid:
-        valid = read_letor(script.valid, width)
+        valid = read_letor(script.valid, width, strict=True)
     else:
         parts = train.train_test_split(test_size=max(len(train) // 10, 1), seed=12)
         train, valid = parts["train"], parts["test"]

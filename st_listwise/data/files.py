@@ -1,9 +1,11 @@
-"""Plain and gzip files → whole lines with their numbers, with a progress bar; a file that is cut short is a fault."""
+"""Plain, gzip and bzip2 files → whole lines with their numbers and a progress bar; a file cut short is a fault."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +18,14 @@ from st_listwise.data.tally import Tally
 #: Bytes of text that are worked on at a time.
 BLOCK = 1 << 23
 BOM = b"\xef\xbb\xbf"
+GZIP = b"\x1f\x8b"
+BZIP2 = re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)")  #: with a block, or at the end of nothing
 
 
 def blocks(path: str | os.PathLike[str], tally: Tally) -> Iterator[tuple[int, bytes]]:
     """Whole lines, some megabytes at a time, each with the number of its first line, from 1.
 
-    Gzip is told by its first bytes. Of a compressed file that breaks off, all whole lines are given.
+    Gzip and bzip2 are told by their first bytes. Of a compressed file that breaks off, all whole lines are given.
 
     Raises:
         ValueError: there is no such file; in strict mode, it breaks off.
@@ -30,9 +34,7 @@ def blocks(path: str | os.PathLike[str], tally: Tally) -> Iterator[tuple[int, by
     if not path.is_file():
         raise ValueError(f"{path} is not a file.")
     with path.open("rb") as raw, tqdm(total=path.stat().st_size, unit="B", unit_scale=True, desc=path.name) as bar:
-        packed = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        file: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+        file = _unpacked(raw)
         number, rest = 1, b""
         ended = False
         while not ended:
@@ -47,6 +49,14 @@ def blocks(path: str | os.PathLike[str], tally: Tally) -> Iterator[tuple[int, by
             number += block.count(b"\n")
     if broken:
         tally.fault("files cut short", f"{path} breaks off in line {number} ({broken}): get it again")
+
+
+def _unpacked(raw: Any) -> Any:
+    begin = raw.read(10)
+    raw.seek(0)
+    if begin.startswith(GZIP):
+        return gzip.GzipFile(fileobj=raw)
+    return bz2.BZ2File(raw) if BZIP2.match(begin) else raw
 
 
 def _read(file: Any) -> tuple[bytes, Exception | None]:

@@ -67,3 +67,8 @@ def _tables(rows: Iterable[Any]) -> Iterator[pa.Table]:
         ]
         yield pa.Table.from_arrays([pa.array(own, field.type) for own, field in zip(columns, PARSED)], schema=PARSED)
         first += len(chunk)
+
+
+def opened(part: Any) -> Any:
+    """What a part of a collection is read from."""
+    return part.open() if isinstance(part, IrDatasetPart) else part

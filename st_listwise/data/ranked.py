@@ -57,7 +57,7 @@ class Ranker:
         self._has_text = np.array([query in texts for query in queries], bool)
 
     def __call__(self, lines: pa.Table) -> RankedLists:
-        """Lists of all lines of some queries, as :meth:`RunSpool.parts` gives them.
+        """Lists of all lines of some queries, as :meth:`RunSpool.part` gives them.
 
         Raises:
             ValueError: in strict mode, a fault.

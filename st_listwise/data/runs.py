@@ -61,17 +61,28 @@ class RunSpool:
                     self._add(table.combine_chunks(), codes, writer)
         self.queries = list(codes)
 
-    def parts(self) -> Iterator[pa.Table]:
-        """All lines of some queries at a time, queries in the order in which they are met first, as ``SPOOLED``."""
+    def ranges(self) -> list[tuple[int, int]]:
+        """The first query and the one after the last of each part, queries in the order in which they are met."""
+        ends = np.cumsum(self.sizes)
+        ranges = []
+        low = 0
+        while low < len(ends):
+            done = ends[low - 1] if low else 0
+            high = max(low + 1, int(np.searchsorted(ends, done + LINES, side="right")))
+            ranges.append((low, high))
+            low = high
+        return ranges
+
+    def part(self, low: int, high: int) -> pa.Table:
+        """All lines of a range of queries, as ``SPOOLED``."""
         with pa.OSFile(str(self.path), "rb") as file:
             reader = pa.ipc.open_file(file)
-            for low, high in self._ranges():
-                batches = [
-                    _between(reader.get_batch(number), low, high)
-                    for number, (lowest, highest) in enumerate(self._spans)
-                    if lowest < high and highest >= low
-                ]
-                yield pa.Table.from_batches(batches, SPOOLED)
+            batches = [
+                _between(reader.get_batch(number), low, high)
+                for number, (lowest, highest) in enumerate(self._spans)
+                if lowest < high and highest >= low
+            ]
+        return pa.Table.from_batches(batches, SPOOLED)
 
     def _add(self, table: pa.Table, codes: dict[str, int], writer: pa.ipc.RecordBatchFileWriter) -> None:
         encoded = table["query"].combine_chunks().dictionary_encode()
@@ -82,15 +93,6 @@ class RunSpool:
         self.sizes = counted
         self._spans.append((int(own.min()), int(own.max())))
         writer.write_batch(table.set_column(0, SPOOLED[0], pa.array(own)).combine_chunks().to_batches()[0])
-
-    def _ranges(self) -> Iterator[tuple[int, int]]:
-        ends = np.cumsum(self.sizes)
-        low = 0
-        while low < len(ends):
-            done = ends[low - 1] if low else 0
-            high = max(low + 1, int(np.searchsorted(ends, done + LINES, side="right")))
-            yield low, high
-            low = high
 
 
 def _between(batch: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:

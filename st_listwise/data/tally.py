@@ -52,6 +52,13 @@ class Tally:
         self.count(what, number)
         self.first.setdefault(what, place)
 
+    def add(self, other: Tally) -> None:
+        """Count what another one, of a later part of the same input, has counted."""
+        for what, number in other.counts.items():
+            self.count(what, number)
+            if what in other.first:
+                self.first.setdefault(what, other.first[what])
+
     def sentence(self) -> str:
         """All counts, and where faults begin.
 

@@ -75,9 +75,22 @@ class Corpus:
             raise ValueError(f"{where.source} holds no documents with text. {tally.sentence()}")
         self._count_duplicates(np.frombuffer(places, np.int64), where, tally)
         self.lengths = np.diff(np.frombuffer(offsets, np.int64))
+        self._open(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which maps the texts itself."""
+        return {"ids": self.ids, "lengths": self.lengths, "_path": self._path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.ids, self.lengths = state["ids"], state["lengths"]
+        self._open(state["_path"])
+
+    def _open(self, path: Path) -> None:
+        self._path = path
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._texts = pa.LargeStringArray.from_buffers(len(self.ids), pa.py_buffer(offsets), pa.py_buffer(self._map))
+        offsets = pa.py_buffer(np.append(0, np.cumsum(self.lengths)))
+        self._texts = pa.LargeStringArray.from_buffers(len(self.ids), offsets, pa.py_buffer(self._map))
 
     def rows(self, ids: pa.Array) -> np.ndarray:
         """Place of each identifier, -1 for those that are not there; of equal ones the first."""

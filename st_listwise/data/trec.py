@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 from datasets import Dataset
-from datasets.arrow_writer import ArrowWriter
-from datasets.utils import tqdm
 
+from st_listwise.data.collection import Collection
 from st_listwise.data.conversion import converted
-from st_listwise.data.ir_dataset import IrDatasetPart
+from st_listwise.data.ir_dataset import IrDatasetPart, opened
 from st_listwise.data.qrels import Qrels
-from st_listwise.data.ranked import Key, RankedLists, Ranker
-from st_listwise.data.runs import RunSpool, parse_run
 from st_listwise.data.tally import Tally
-from st_listwise.data.texts import Corpus, Texts, read_queries
+from st_listwise.data.texts import Texts
 
 Source = str | os.PathLike[str]
-#: Bytes of text that are written at once.
-BYTES = 1 << 25
 
 
 def read_trec(
@@ -36,6 +30,7 @@ def read_trec(
     depth: int | None = None,
     keep_all: bool = False,
     strict: bool = False,
+    num_proc: int | None = None,
     cache_dir: Source | None = None,
 ) -> Dataset:
     """Lists of judged documents from a run, relevance judgments, documents and queries.
@@ -55,6 +50,9 @@ def read_trec(
         depth: Most documents of a query. None: all.
         keep_all: Keep lists of one label, to evaluate on them or to rerank them. They teach nothing.
         strict: Raise at the first fault in place of counting it.
+        num_proc: Processes that put lists into order and look their texts up, half a million lines of the run at a
+            time; rows and counts are the same. Each takes some hundred MB. Files are read by one process, as lines of
+            gzip can only be found one after the other. None: one process for all.
         cache_dir: Folder in which lists are written, a file for each call with other input; it is read again while the
             input and the options are the same. None: a folder in that of the data sets.
 
@@ -65,18 +63,19 @@ def read_trec(
         :func:`~st_listwise.data.counts`.
 
     Raises:
-        ValueError: a part is missing, empty, or of no use, so that there is no list; in strict mode any fault: lines
-            that cannot be read, identifiers that stand twice, documents or queries without text, no relevant
-            document, grades that look like ranks, scores that rise with the rank, a file that breaks off.
+        ValueError: a part is missing, empty, or of no use, so that there is no list; ``depth`` or ``num_proc`` is
+            below 1; in strict mode any fault: lines that cannot be read, identifiers that stand twice, documents or
+            queries without text, no relevant document, grades that look like ranks, scores that rise with the rank, a
+            file that breaks off.
         ImportError: ir-datasets is not installed.
     """
     parts = _parts(ir_dataset, run=run, qrels=qrels, corpus=corpus, queries=queries)
 
     def convert(folder: Path, output: Path, tally: Tally) -> None:
-        judged = Qrels(_opened(parts["qrels"]), tally)
-        collection = _Collection(parts, folder, tally)
+        judged = Qrels(opened(parts["qrels"]), tally)
+        collection = Collection(parts, folder, tally)
         judged.check_docs(collection.corpus, tally)
-        collection.write(output, "scores", depth, _JudgedLabels(judged.grades), keep_all)
+        collection.write(output, "scores", depth, _JudgedLabels(judged.grades), keep_all, num_proc)
         if missing := judged.grades.keys() - set(collection.run.queries):
             tally.count("judged queries that the run lacks", len(missing))
 
@@ -91,6 +90,7 @@ def read_teacher_run(
     labels: Literal["ranks", "scores"] = "ranks",
     depth: int | None = None,
     strict: bool = False,
+    num_proc: int | None = None,
     cache_dir: Source | None = None,
 ) -> Dataset:
     """Lists whose labels are a teacher's ranking, as an LLM reranker leaves it in a run file (Rank-DistiLLM).
@@ -103,6 +103,7 @@ def read_teacher_run(
             gap; equal ranks share a label. "scores": the teacher's scores as they are.
         depth: Likewise: the best of each list.
         strict: Likewise.
+        num_proc: Likewise.
         cache_dir: Likewise.
 
     Returns:
@@ -118,7 +119,7 @@ def read_teacher_run(
     make = _rank_labels if labels == "ranks" else _score_labels
 
     def convert(folder: Path, output: Path, tally: Tally) -> None:
-        _Collection(parts, folder, tally).write(output, labels, depth, make, keep_all=False)
+        Collection(parts, folder, tally).write(output, labels, depth, make, keep_all=False, num_proc=num_proc)
 
     return converted(convert, [labels, *parts.values(), depth], str(run), strict, cache_dir)
 
@@ -151,10 +152,6 @@ def write_run(
     os.replace(temporary, path)
 
 
-#: From a query's identifier, documents, ranks and scores to its columns of numbers.
-Labels = Callable[[str, list[str], np.ndarray, np.ndarray], dict[str, Any]]
-
-
 class _JudgedLabels:
     def __init__(self, grades: Mapping[str, Mapping[str, float]]) -> None:
         self.grades = grades
@@ -179,75 +176,3 @@ def _parts(ir_dataset: str | None, **parts: Any) -> dict[str, Any]:
     if missing := [name for name, part in parts.items() if part is None and ir_dataset is None]:
         raise ValueError(f"There is no {' and no '.join(missing)}: give a file, or an ir_dataset that has it.")
     return {name: IrDatasetPart(str(ir_dataset), name) if part is None else part for name, part in parts.items()}
-
-
-def _opened(part: Any) -> Any:
-    return part.open() if isinstance(part, IrDatasetPart) else part
-
-
-class _Collection:
-    """A run on disk beside its documents and queries."""
-
-    def __init__(self, parts: Mapping[str, Any], folder: Path, tally: Tally) -> None:
-        self.name, self.tally = str(parts["run"]), tally
-        self.texts = read_queries(_opened(parts["queries"]), tally)
-        self.corpus = Corpus(_opened(parts["corpus"]), folder / "texts", tally)
-        run = parts["run"]
-        self.run = RunSpool(run.open() if isinstance(run, IrDatasetPart) else parse_run(run, tally), folder / "run")
-
-    def write(self, output: Path, by: Key, depth: int | None, make: Labels, keep_all: bool) -> None:
-        """Write lists in order of ``by``; those of one label only with ``keep_all``.
-
-        Raises:
-            ValueError: ``depth`` is below 1, or no list is left; in strict mode, a fault.
-        """
-        if depth is not None and depth < 1:
-            raise ValueError(f"depth={depth} must be at least 1, or None.")
-        ranker = Ranker(self.name, by, depth, self.run.queries, self.texts, self.corpus, self.tally)
-        found = written = documents = 0
-        with ArrowWriter(path=str(output)) as writer, tqdm(total=len(self.run.queries), desc="Writing lists") as bar:
-            for part in self.run.parts():
-                lists = ranker(part)
-                found += len(lists)
-                for table in self._tables(lists, make, keep_all):
-                    writer.write_table(table, len(table))
-                    written += len(table)
-                    documents += len(table["docs"].combine_chunks().values)
-                bar.update(len(lists))
-            self.tally.count_lists(written, documents, found - written)
-            if not written:
-                raise ValueError(f"{self.name}: no list is left. {self.tally.sentence()}")
-            writer.finalize()
-
-    def _tables(self, lists: RankedLists, make: Labels, keep_all: bool) -> Iterator[pa.Table]:
-        """Lists as rows, some megabytes of text at a time."""
-        chosen: list[int] = []
-        numbers: list[dict[str, Any]] = []
-        size = 0
-        for place in range(len(lists)):
-            own = slice(lists.starts[place], lists.starts[place + 1])
-            docs = lists.docs[own.start : own.stop].to_pylist()
-            columns = make(lists.queries[place], docs, lists.ranks[own], lists.scores[own])
-            if keep_all or min(columns["labels"]) < max(columns["labels"]):
-                chosen.append(place)
-                numbers.append(columns)
-                size += int(self.corpus.lengths[lists.rows[own]].sum())
-            if size > BYTES:
-                yield self._table(lists, chosen, numbers)
-                chosen, numbers, size = [], [], 0
-        if chosen:
-            yield self._table(lists, chosen, numbers)
-
-    def _table(self, lists: RankedLists, chosen: list[int], numbers: list[dict[str, Any]]) -> pa.Table:
-        places = np.concatenate([np.arange(lists.starts[place], lists.starts[place + 1]) for place in chosen])
-        offsets = pa.array(np.cumsum([0, *np.diff(lists.starts)[chosen]]), pa.int32())
-        queries = [lists.queries[place] for place in chosen]
-        columns = {
-            "query": pa.array([self.texts[query] for query in queries]),
-            "docs": pa.ListArray.from_arrays(offsets, self.corpus.take(lists.rows[places])),
-        }
-        for name in numbers[0]:
-            columns[name] = pa.array([own[name] for own in numbers], pa.list_(pa.float64()))
-        columns["query_id"] = pa.array(queries)
-        columns["doc_ids"] = pa.ListArray.from_arrays(offsets, lists.docs.take(pa.array(places)))
-        return pa.table(columns)

@@ -46,15 +46,20 @@ def peak_of(run: Callable[[], Any]) -> float:
     A process takes more than that: on a CPU the C library keeps freed blocks for later ones that fit.
     """
     if not CUDA:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            run()
-        events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-        held = accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
-        return max(held, default=0) / 2**20
+        return tensor_peak(run)
     torch.cuda.reset_peak_memory_stats()
     base = torch.cuda.memory_allocated()
     seconds_of(run)
     return (torch.cuda.max_memory_allocated() - base) / 2**20
+
+
+def tensor_peak(run: Callable[[], Any]) -> float:
+    """The same of tensors on the CPU."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return max(held, default=0) / 2**20
 
 
 def host_peak(run: Callable[[], Any]) -> float:

@@ -28,16 +28,18 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--depth", type=int, default=100)
     parser.add_argument("--interleaved", action="store_true")
+    parser.add_argument("--num_proc", type=int, help="processes that make lists")
     parser.add_argument("--read", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.read:
-        read(Path(args.read), args.depth)
+        read(Path(args.read), args.depth, args.num_proc)
         return
     with TemporaryDirectory() as folder:
         make(Path(folder), int(args.gigabytes * 1e9), args.interleaved)
         size = (Path(folder) / "run").stat().st_size
         print(f"run: {size / 1e9:.2f} GB, {'interleaved' if args.interleaved else 'sorted by query'}", flush=True)
         command = [sys.executable, __file__, "--read", folder, "--depth", str(args.depth)]
+        command += ["--num_proc", str(args.num_proc)] if args.num_proc else []
         subprocess.run(command, check=True)
 
 
@@ -70,18 +72,21 @@ def make(folder: Path, size: int, interleaved: bool) -> None:
     (folder / "qrels").write_text("".join(relevant))
 
 
-def read(folder: Path, depth: int) -> None:
+def read(folder: Path, depth: int, num_proc: int | None) -> None:
     """Read once, and print peak memory and seconds."""
     from st_listwise.data import counts, read_trec
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     parts = [folder / name for name in ("run", "qrels", "corpus", "queries")]
-    rows = read_trec(*parts, depth=depth, strict=True, cache_dir=folder / "cache")
+    rows = read_trec(*parts, depth=depth, strict=True, num_proc=num_proc, cache_dir=folder / "cache")
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(counts(rows))
     print(f"{seconds:.0f} s; peak memory {peak / 1024:.0f} MiB, of which {before / 1024:.0f} MiB for imports")
+    if num_proc:
+        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        print(f"largest of the {num_proc} other processes: {largest / 1024:.0f} MiB, with what they share")
 
 
 if __name__ == "__main__":

@@ -71,18 +71,20 @@ def msmarco(data: Path) -> Iterator[tuple[str, list[str], Tensor]]:
         yield queries[query], [docs[doc], *(docs[other] for other in drawn)], torch.tensor([1] + [0] * 9)
 
 
-def sentences(count: int, data: Path, longest_of: int = 0) -> Iterator[tuple[str, list[str], Tensor]]:
-    """Questions with sentences of WikiQA, their own first; the last may be the longest one of a longer list."""
-    if longest_of:
-        for (query, docs, labels), (_, more, _) in zip(sentences(count, data), sentences(longest_of, data)):
-            yield query, [*docs[:-1], max(more, key=len)], labels
-        return
+def sentences(count: int, data: Path) -> Iterator[tuple[str, list[str], Tensor]]:
+    """Questions with as many sentences of WikiQA, their own first."""
     lists = list(wikiqa(data))
     pool = [sentence for _, docs, _ in lists for sentence in docs]
     for number, (query, docs, labels) in enumerate(lists[:40]):
         start = 200 * number
         more = (pool + pool)[start : start + max(0, count - len(docs))]
         yield query, [*docs, *more][:count], torch.cat([labels, torch.zeros(len(more), dtype=labels.dtype)])[:count]
+
+
+def with_longest(count: int, of: int, data: Path) -> Iterator[tuple[str, list[str], Tensor]]:
+    """The same lists, the last sentence being the longest one of a list of more."""
+    for (query, docs, labels), (_, more, _) in zip(sentences(count, data), sentences(of, data)):
+        yield query, [*docs[:-1], max(more, key=len)], labels
 
 
 def demo(data: Path) -> Iterator[tuple[str, list[str], Tensor]]:
@@ -108,7 +110,7 @@ SHAPES = {
     "cranfield": Shape(4, cranfield),
     "msmarco": Shape(16, msmarco),
     "1 x 16": Shape(1, partial(sentences, 16)),
-    "1 x 16, long": Shape(1, partial(sentences, 16, longest_of=1000)),
+    "1 x 16, long": Shape(1, partial(with_longest, 16, 1000)),
     "1 x 100": Shape(1, partial(sentences, 100)),
     "1 x 1000": Shape(1, partial(sentences, 1000), upstream=False),
     "demo": Shape(16, demo),

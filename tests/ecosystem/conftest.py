@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -45,12 +44,3 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     ranking = sorted(DOCS, key=lambda doc: -scores[doc])
     assert ranking == ["the capital is paris", "paris", "as light", "berlin is big and far away", DOCS[0], "a planet"]
     return Trained(str(folder / "final"), QUERY, DOCS, scores, ranking)
-
-
-@pytest.fixture
-def encoder(tmp_path: Path) -> str:
-    """An encoder without a head, as it comes from the Hub."""
-    model = tiny_bert()
-    model.model.bert.save_pretrained(tmp_path / "encoder")
-    model.tokenizer.save_pretrained(tmp_path / "encoder")
-    return str(tmp_path / "encoder")
