@@ -42,8 +42,10 @@ format: setup
 bench: setup  ## speed and memory against sentence-transformers' losses
 	HF_HUB_OFFLINE=1 $(BIN)/python tests/benchmarks/training_step.py
 
-cards: setup  ## model cards from the results files of runs
+cards: setup  ## model cards from the results files of runs, and of comparisons: a folder each
 	$(BIN)/python examples/ms_marco/card.py model_cards/results/*.json --about model_cards/about.json --output_dir model_cards
+	$(BIN)/python examples/setrank/comparison_card.py model_cards/results/*/ --about model_cards/about.json \
+		--output_dir model_cards
 
 clean:
 	rm -rf $(VENV) $(VENV)-ecosystem output .pytest_cache .mypy_cache .ruff_cache .hypothesis

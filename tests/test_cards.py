@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "examples" / "ms_marco"))
+sys.path[:0] = [str(ROOT / "examples" / "ms_marco"), str(ROOT / "examples" / "setrank")]
 
 import card  # noqa: E402
+import comparison_card  # noqa: E402
 
 COIN = [0.0, 1.0] * 200
 MEANS = {"nDCG@10": 0.5, "AP": 0.25, "RR@10": 0.125}
@@ -48,6 +51,21 @@ def test_the_cards_in_the_repository_are_those_that_the_script_makes(path: Path)
     about = card.read(ROOT / "model_cards" / "about.json")
     made = card.card(card.read(path), about[path.stem])
     assert made == (ROOT / "model_cards" / f"{path.stem}.md").read_text(encoding="utf-8")
+
+
+FOLDERS = sorted(path for path in (ROOT / "model_cards" / "results").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_the_cards_of_comparisons_are_those_that_the_script_makes(folder: Path) -> None:
+    about = card.read(ROOT / "model_cards" / "about.json")
+    made = comparison_card.folder_card(folder, about[folder.name])
+    assert made == (ROOT / "model_cards" / f"{folder.name}.md").read_text(encoding="utf-8")
+
+
+def test_no_card_is_written_by_hand() -> None:
+    results = {path.stem for path in (ROOT / "model_cards" / "results").iterdir()}
+    assert {path.stem for path in (ROOT / "model_cards").glob("*.md")} == results
 
 
 def test_a_card_states_what_was_trained_on_what_and_how_to_get_it_again() -> None:
@@ -129,3 +147,189 @@ def test_a_results_file_that_says_too_little_makes_no_card(
     assert (
         (tmp_path / "cards" / "good.md").read_text(encoding="utf-8").startswith("# tiny on rows.jsonl, LambdaLoss\n")
     )
+
+
+def drawn(seeds: int, mean: float) -> dict[str, list[float]]:
+    generator = np.random.default_rng(int(1000 * mean))
+    return {str(seed): generator.normal(mean, 0.2, size=100).round(6).tolist() for seed in range(seeds)}
+
+
+SET = {"network": "Set: In → SetRank", "layers": 2, "dropout": 0.1, "weights": 1234}
+COMPARISON: dict[str, Any] = {
+    "commands": ["python examples/setrank/claims.py --train a.txt"],
+    "settings": {"train": "a.txt", "test": "b.txt", "epochs": 15},
+    "of each query": {
+        "nDCG@10": {
+            "MSAB": drawn(3, 0.5),
+            "MSAB, as ranked": drawn(3, 0.51),
+            "MSAB, shuffled": drawn(3, 0.52),
+            "deep": drawn(2, 0.6),
+            "LambdaMART": drawn(3, 0.55),
+        }
+    },
+    "facts": {
+        "counts": {
+            "train": {"queries": 9, "kept": 8, "documents": 80, "one label": 1},
+            "test": {"queries": 100, "kept": 100, "documents": 900, "no positive": 0},
+        },
+        "loss": {"name": "AttentionRankLoss", "config": {"recompute": False}, "citation": "@loss{a}"},
+        "paper": "@paper{b}",
+        "arms": {"MSAB": SET, "deep": {**SET, "layers": 6, "weights": 99}, "LambdaMART": {"network": "trees"}},
+        "precision": "float32",
+        "compared": [["MSAB", "deep"], ["MSAB, shuffled", "MSAB"], ["MSAB", "not measured"]],
+        "noise": {"as ranked": 0.0, "shuffled": 1e6},
+        "versions": {"st-listwise": "0.1.0"},
+    },
+}
+
+
+def cells(text: str, start: str) -> list[str]:
+    """Those of the first line of a table that begins so."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {start} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_comparison_states_what_was_trained_on_what_and_where_arms_differ() -> None:
+    text = comparison_card.section(COMPARISON, {"title": "Rows", "data": "Rows of mine", "prepare": ["make rows"]})
+    assert text.startswith("## Rows\n")
+    for part in (
+        "| Data | Rows of mine |",
+        "| Queries, train | 8 of 9 queries kept, with 80 documents; dropped: 1 one label. |",
+        "| Queries, test | 100 of 100 queries kept, with 900 documents. |",
+        "| Loss | `AttentionRankLoss`, recompute=false |",
+        "| Network | Set: In → SetRank, layers=2, dropout=0.1 |",
+        "| Settings | epochs=15 |",
+        "| Seeds | 0, 1, 2; deep: 0, 1 |",
+        "| Versions | st-listwise 0.1.0 |",
+        "```bash\nmake rows\npython examples/setrank/claims.py --train a.txt\n```",
+    ):
+        assert part in text
+    assert cells(text, "MSAB")[1:3] == ["", "1,234"]
+    assert cells(text, "deep")[1:3] == ["layers=6", "99"]
+    assert cells(text, "LambdaMART")[1:3] == ["trees", ""]
+
+
+def test_figures_of_a_comparison_are_spread_over_seeds_and_over_queries() -> None:
+    figures = COMPARISON["of each query"]["nDCG@10"]
+    text = comparison_card.section(COMPARISON, {"title": "Rows"})
+    for arm in ("deep", "LambdaMART"):
+        values = np.array(list(figures[arm].values()))
+        found = re.fullmatch(r"([\d.]+) ± ([\d.]+) \(([\d.]+)–([\d.]+)\)", cells(text, arm)[3])
+        assert found
+        mean, deviation, low, high = map(float, found.groups())
+        assert mean == pytest.approx(values.sum() / values.size, abs=5e-5)
+        assert deviation == pytest.approx(stats.tstd(values.mean(1)), abs=5e-5)
+        ends = stats.norm.interval(0.95, values.mean(), stats.sem(values.mean(0)))
+        assert [low, high] == pytest.approx(ends, abs=0.003)
+    assert "over the 100 queries" in text
+
+
+def test_noisy_orders_have_a_table_of_their_own() -> None:
+    text = comparison_card.section(COMPARISON, {"title": "Rows"})
+    means = [
+        np.mean([*COMPARISON["of each query"]["nDCG@10"][f"MSAB, {order}"].values()])
+        for order in ("as ranked", "shuffled")
+    ]
+    table = text[text.index("| nDCG@10, initial order | as ranked | shuffled |") :]
+    (row,) = re.findall(r"^\| MSAB \| ([\d.]+) ± [\d.]+ \| ([\d.]+) ± [\d.]+ \|$", table, re.MULTILINE)
+    assert list(map(float, row)) == pytest.approx(means, abs=5e-5)
+    assert not re.search(r"^\| MSAB, \w+ \|", text, re.MULTILINE)  # nor are they among the arms
+    assert "standard deviation: 1e+06 (shuffled)." in text
+
+
+def test_comparisons_are_tested_over_queries_with_the_seeds_that_both_arms_have() -> None:
+    figures = COMPARISON["of each query"]["nDCG@10"]
+    text = comparison_card.section(COMPARISON, {"title": "Rows"})
+    one, other = (np.mean([figures[arm][seed] for seed in ("0", "1")], 0) for arm in ("MSAB", "deep"))
+    _, measure, mean, p, better, worse, seeds = cells(text, "MSAB − deep")
+    assert (measure, seeds) == ("nDCG@10", "2")
+    difference, low, high = map(float, re.findall(r"[+-][\d.]+", mean))
+    assert difference == pytest.approx(sum(one) / 100 - sum(other) / 100, abs=5e-5)
+    ends = stats.norm.interval(0.95, np.mean(one - other), stats.sem(one - other))
+    assert [low, high] == pytest.approx(ends, abs=0.004)
+    expected = stats.ttest_1samp(one - other, 0).pvalue
+    assert p == "< 0.0001" if expected < 1e-4 else float(p) == pytest.approx(expected, abs=5e-5)
+    assert (int(better), int(worse)) == (sum(one > other), sum(one < other))
+    _, _, _, p, *_ = cells(text, "MSAB, shuffled − MSAB")
+    shuffled, given = (np.mean([*figures[arm].values()], 0) for arm in ("MSAB, shuffled", "MSAB"))
+    assert float(p) == pytest.approx(stats.ttest_1samp(shuffled - given, 0).pvalue, abs=5e-5)
+    assert "not measured" not in text
+
+
+def test_a_folder_of_comparisons_makes_one_card_with_a_section_each(tmp_path: Path) -> None:
+    folded = copy.deepcopy(COMPARISON)
+    folded["settings"]["folds"] = 5
+    del folded["facts"]["counts"]["test"]
+    folder = tmp_path / "cards.in" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "a.json").write_text(json.dumps(folded))
+    (folder / "b.json").write_text(json.dumps(COMPARISON))
+    own = {
+        "title": "T",
+        "introduction": "I",
+        "conclusions": ["C."],
+        "limits": ["L."],
+        "sections": {"b": {"title": "B"}},
+    }
+    (tmp_path / "about.json").write_text(json.dumps({"mine": own}))
+    words = [str(folder), "--about", str(tmp_path / "about.json"), "--output_dir", str(tmp_path)]
+    assert comparison_card.main(words) == 0
+    text = (tmp_path / "mine.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    assert headings == ["T", "What follows", "B", "a", "Limits", "Citation"]
+    assert "\n\nI\n\n## What follows\n\n- C.\n" in text
+    assert "\n- L.\n" in text
+    assert text.endswith("```bibtex\n@paper{b}\n\n@loss{a}\n```\n")
+    assert "| Queries, test | the same, in 5 parts, each tested by models that the others trained. |" in text
+    assert "| Data | `a.txt` |" in text
+
+
+def without_facts(results: dict[str, Any]) -> None:
+    del results["facts"]
+
+
+def without_versions(results: dict[str, Any]) -> None:
+    del results["facts"]["versions"]
+
+
+def with_another_arm(results: dict[str, Any]) -> None:
+    results["of each query"]["nDCG@10"]["wide"] = drawn(1, 0.5)
+
+
+def with_a_query_less(results: dict[str, Any]) -> None:
+    results["of each query"]["nDCG@10"]["deep"]["1"].pop()
+
+
+def with_nan(results: dict[str, Any]) -> None:
+    results["of each query"]["nDCG@10"]["deep"]["1"][0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without_facts, "there are no facts: a card states them. Run the command again; what is measured stays."),
+        (without_versions, "the facts have no versions."),
+        (with_another_arm, "the facts do not know the arm 'wide'."),
+        (
+            with_a_query_less,
+            "numbers of queries differ: nDCG@10 of 'MSAB', seed 0: 100; nDCG@10 of 'deep', seed 1: 99",
+        ),
+        (with_nan, "nDCG@10 of 'deep', seed 1, is not finite everywhere."),
+    ],
+)
+def test_a_comparison_that_says_too_little_makes_no_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Any, message: str
+) -> None:
+    results = copy.deepcopy(COMPARISON)
+    spoil(results)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "good.json").write_text(json.dumps(COMPARISON))
+    (tmp_path / "mine" / "run.json").write_text(json.dumps(results))
+    assert comparison_card.main([str(tmp_path / "mine"), "--output_dir", str(tmp_path / "cards")]) == 2
+    assert f"{Path('mine') / 'run.json'}: {message}" in capsys.readouterr().err
+    assert not (tmp_path / "cards").exists()
+
+
+def test_a_folder_without_comparisons_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert comparison_card.main([str(tmp_path), "--output_dir", str(tmp_path)]) == 2
+    assert f"{tmp_path} holds no results (.json)." in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,19 @@ def test_the_claims_are_measured_with_orders_that_matter_to_ordinal_embeddings_a
     words = ["--train", str(train), "--test", str(test), *options]
     assert claims.main([*words, "--arms", *arms]) == 0
     file = tmp_path / "out" / "claims.json"
+    facts = json.loads(file.read_text())["facts"]
+    labels = [line.split()[:2] for line in test.read_text().splitlines()]  # label and query
+    relevant = {query for label, query in labels if label == "1"}
+    assert facts["counts"]["test"]["queries"] == 8
+    assert facts["counts"]["test"]["kept"] == len(relevant)
+    assert facts["counts"]["test"]["documents"] == sum(query in relevant for _, query in labels)
+    assert {arm: own.get("ordinal") for arm, own in facts["arms"].items()} == {
+        "MSAB": "none",
+        "MSAB, absolute": "absolute",
+        "without context": "none",
+        "LambdaMART": None,
+    }
+    assert "lightgbm" in facts["versions"]
     per_query = {
         arm: [seeds["0"], seeds["1"]]
         for arm, seeds in json.loads(file.read_text())["of each query"]["nDCG@10"].items()
@@ -140,6 +154,7 @@ def test_paired_tests_are_over_the_seeds_that_both_arms_have() -> None:
     assert line == "a - b: +2.0000 (p = 0.074, 3 queries, 1 seeds)"
 
 
+LEFT_OUT = ("empty", "unlabelled", "duplicates", "truncated")
 ROWS = [
     {
         "query": f"what is number {i}",
@@ -177,12 +192,72 @@ def test_texts_are_compared_in_one_stage_and_in_two(tmp_path: Path, capsys: pyte
         f"--train {tmp_path}/rows.jsonl --folds 2 --model {tmp_path}/encoder --seeds 1 --epochs 1 --batch 4".split()
     )
     for stage, arms in ([], compare_text.ARMS[:3]), (["--two_stage", "--first_docs", "2"], compare_text.ARMS):
-        out = tmp_path / f"out{len(stage)}"
+        out, given = tmp_path / f"out{len(stage)}", "order as given"
         assert compare_text.main([*common, *stage, "--output_dir", str(out), "--arms", *arms]) == 0
         assert "SetRank - without context" in capsys.readouterr().out
         values = json.loads((out / "compare_text.json").read_text())["of each query"]["MAP"]
-        assert {arm: len(seeds["1"]) for arm, seeds in values.items()} == dict.fromkeys(arms, len(ROWS))
+        assert {arm: len(seeds["1"]) for arm, seeds in values.items()} == dict.fromkeys([*arms, given], len(ROWS))
+        assert values[given]["1"] == [pytest.approx(1 / 3, abs=1e-6)] * len(
+            ROWS
+        )  # the right one is the third of three
     assert sorted(path.name for path in (tmp_path / "out3" / "first_stage").iterdir()) == ["0", "1"]
+    facts = json.loads((out / "compare_text.json").read_text())["facts"]
+    assert facts["counts"] == {"train": {**dict.fromkeys(LEFT_OUT, 0), "queries": 12, "kept": 12, "documents": 36}}
+    assert facts["loss"]["name"] == "ListMLELoss"
+    assert facts["precision"] == "bfloat16 autocast in the first stage, float32 after it"
+    assert facts["arms"]["pointwise"]["weights"] == 32 + 1  # on vectors of width 32: a linear layer and its bias
+    assert facts["arms"]["without context"]["network"].endswith("WithoutContext → Dense")
+    shape = tiny_bert()[0].auto_model.config
+    with_text = json.loads((tmp_path / "out0" / "compare_text.json").read_text())["facts"]["arms"]["pointwise"]
+    assert with_text["network"] == "CrossEncoder: Transformer"
+    assert with_text["weights"] > shape.vocab_size * shape.hidden_size
+
+
+def refuse(*arguments: Any, **options: Any) -> None:
+    raise AssertionError("Something is trained.")
+
+
+def test_what_was_measured_before_facts_were_kept_gets_them_without_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first stage is no longer there: nothing starts from it."""
+    train, test = letor(tmp_path / "train.txt", 12, 0, 3.0), letor(tmp_path / "test.txt", 8, 1, 3.0)
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    tiny_bert().save_pretrained(str(tmp_path / "encoder"))
+    common = f"--epochs 1 --output_dir {tmp_path}/out"
+    runs = {
+        "claims.json": (claims, f"--train {train} --test {test} --ranking_feature 1 --arms IMSAB --seeds 1 {common}"),
+        "compare_text.json": (
+            compare_text,
+            f"--train {tmp_path}/rows.jsonl --folds 2 --model {tmp_path}/encoder --seeds 1 --two_stage {common}",
+        ),
+    }
+    for script, words in runs.values():
+        script.main(words.split())
+    shutil.rmtree(tmp_path / "out" / "first_stage")
+    for script in (claims, compare_text):
+        monkeypatch.setattr(script, "CrossEncoderTrainer", refuse)
+    monkeypatch.setattr(claims, "lambda_mart", refuse)
+    for name, (script, words) in runs.items():
+        file = tmp_path / "out" / name
+        whole = json.loads(file.read_text())
+        file.write_text(json.dumps({key: value for key, value in whole.items() if key != "facts"}))
+        script.main(words.split())
+        assert json.loads(file.read_text()) == whole
+
+
+def test_versions_of_values_that_were_measured_at_different_times_are_all_stated(tmp_path: Path) -> None:
+    measured = figures.Measured(tmp_path / "claims.json", {}, "python claims.py")
+    measured.state({"counts": {}}, measures=True)
+    torch_now = measured.content["facts"]["versions"]["torch"]
+    measured.content["facts"]["versions"]["torch"] = "1.0"
+    measured.state({"counts": {"train": 1}}, measures=False)  # only looked at: its values are as old as they were
+    assert measured.content["facts"]["versions"]["torch"] == "1.0"
+    for _ in range(2):
+        measured.state({"counts": {"train": 1}}, measures=True)
+        facts = json.loads((tmp_path / "claims.json").read_text())["facts"]
+        assert facts["versions"]["torch"] == f"1.0 and {torch_now}"
+        assert facts["counts"] == {"train": 1}
 
 
 def test_freezing_and_the_head_learning_rate_reach_the_right_parameters(tmp_path: Path) -> None:

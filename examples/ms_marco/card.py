@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mapper import describe
 from reporting import COLUMNS, write_text
 
-from st_listwise.evaluation import compare
+from st_listwise.evaluation import Comparison, compare
 
 Results = Mapping[str, Any]
 #: Ways of ordering, and what they are.
@@ -30,14 +30,28 @@ BINARY = "Relevant is what is above the lowest label; grades above that do not c
 
 def main(argv: Sequence[str] | None = None) -> int:
     """A card for each results file, under its name; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+", help="metrics.json of train_listwise.py, by any name")
-    parser.add_argument("--about", type=Path, help="JSON: name of a results file → title, data, limits")
+    return write_cards(argv, _card_of, __doc__, "metrics.json of train_listwise.py, by any name")
+
+
+def write_cards(
+    argv: Sequence[str] | None, make: Callable[[Path, Mapping[str, Any]], str], description: str | None, results: str
+) -> int:
+    """Run a script that makes cards; nothing is written where one of them cannot be made.
+
+    Args:
+        argv: Its arguments. None: those of this process.
+        make: From where results are and what is told about them to a card; ValueError: what is wrong with them.
+        description: Of the script.
+        results: What its results are.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+", help=results)
+    parser.add_argument("--about", type=Path, help="JSON: name of the results → what no run can know")
     parser.add_argument("--output_dir", type=Path, required=True, help="where the cards go")
     args = parser.parse_args(argv)
     try:
         about = read(args.about) if args.about else {}
-        cards = {path.stem: _card_of(path, about.get(path.stem, {})) for path in args.results}
+        cards = {path.stem: make(path, about.get(path.stem, {})) for path in args.results}
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -116,8 +130,7 @@ def _introduction(results: Results) -> str:
 
 
 def _facts(results: Results, about: Mapping[str, Any]) -> dict[str, str]:
-    loss, counts = results["loss"], results["counts"]
-    config = ", ".join(f"{key}={json.dumps(value)}" for key, value in loss["config"].items())
+    counts = results["counts"]
     settings = [
         f"{results['epochs']:g} epoch{'s' * (results['epochs'] != 1)}" if "epochs" in results else "",
         f"{results['steps']:,} steps of {results['batch_size']} queries" if "steps" in results else "",
@@ -126,13 +139,25 @@ def _facts(results: Results, about: Mapping[str, Any]) -> dict[str, str]:
         results.get("precision", ""),
         f"the checkpoint with the best {results['best_by'].removeprefix('eval_')}" if results.get("best_by") else "",
     ]
-    facts = {"Loss": f"`{loss['name']}`, {config}", "Data": about.get("data") or f"`{results['dataset']}`"}
+    facts = {"Loss": loss_text(results["loss"]), "Data": about.get("data") or f"`{results['dataset']}`"}
     facts |= {f"Queries, {name}": _counted(own, counts) for name, own in counts.items()}
     facts["Settings"] = ", ".join(filter(None, settings))
     if results.get("seconds"):
         facts["Time"] = f"{results['seconds']:,.0f} s of training; {results.get('device', 'device not known')}"
-    facts["Versions"] = ", ".join(f"{package} {version}" for package, version in results["versions"].items())
+    facts["Versions"] = versions_text(results["versions"])
     return facts
+
+
+def loss_text(loss: Mapping[str, Any]) -> str:
+    return f"`{loss['name']}`, {options_text(loss['config'])}"
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={json.dumps(value)}" for key, value in options.items())
+
+
+def versions_text(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{package} {version}" for package, version in versions.items())
 
 
 def _counted(own: Mapping[str, int], counts: Mapping[str, Mapping[str, int]]) -> str:
@@ -160,10 +185,19 @@ def _figures(results: Results) -> str:
 
 
 def _figure(mean: float, values: Sequence[float] | None) -> str:
-    if not values or len(values) < 2:
-        return f"{mean:.4f}"
+    return f"{mean:.4f}{interval(values or [])}"
+
+
+def interval(values: Sequence[float]) -> str:
+    """95% bootstrap interval of the mean over queries, in brackets; nothing where there are fewer than 2.
+
+    >>> interval([0.5, 0.5, 0.5])
+    ' (0.500–0.500)'
+    """
+    if len(values) < 2:
+        return ""
     spread = compare(values, [0.0] * len(values))
-    return f"{mean:.4f} ({spread.low:.3f}–{spread.high:.3f})"
+    return f" ({spread.low:.3f}–{spread.high:.3f})"
 
 
 def _legend(metrics: Mapping[str, Any], per_query: Mapping[str, Any]) -> str:
@@ -182,11 +216,18 @@ def _comparison(name: str, orders: Mapping[str, Mapping[str, Sequence[float]]], 
     if len(orders["after"][measure]) < 2:
         return ""
     found = compare(orders["after"][measure], orders[first][measure])
-    p_value = f"p = {found.p_value:.4f}" if found.p_value >= 0.0001 else "p < 0.0001"
     return (
-        f"\n{measure} after training against {first}, {name} queries: {found.difference:+.4f} ({found.low:+.3f} to "
-        f"{found.high:+.3f}),\npaired t-test {p_value}, better on {found.wins}, worse on {found.losses}."
+        f"\n{measure} after training against {first}, {name} queries: {difference(found)},\n"
+        f"paired t-test p {p_value(found)}, better on {found.wins}, worse on {found.losses}."
     )
+
+
+def difference(found: Comparison) -> str:
+    return f"{found.difference:+.4f} ({found.low:+.3f} to {found.high:+.3f})"
+
+
+def p_value(found: Comparison) -> str:
+    return f"= {found.p_value:.4f}" if found.p_value >= 0.0001 else "< 0.0001"
 
 
 def _known_limits(results: Results) -> list[str]:

@@ -1,15 +1,19 @@
-"""What a run leaves behind: metrics.json, loss_curve.png, per_query.png, and the table that is printed."""
+"""What a run leaves behind: metrics.json and what it states, loss_curve.png, per_query.png, the printed table."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import platform
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from st_listwise import ListwiseLoss
 
 #: Measure, as ir-measures writes it → value of each query.
 PerQuery = dict[str, list[float]]
@@ -54,6 +58,17 @@ def command_line(script: str, argv: Sequence[str] | None) -> str:
     hidden = [word if not word.startswith("--hub_token=") else "--hub_token=..." for word in words]
     shown = ["..." if index and hidden[index - 1] == "--hub_token" else word for index, word in enumerate(hidden)]
     return shlex.join(["python", script, *shown])
+
+
+def versions(*more: str) -> dict[str, str]:
+    """Of Python, of the packages that move figures, and of more."""
+    packages = ("st-listwise", "sentence-transformers", "transformers", "torch", *more)
+    return {"Python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+
+
+def loss_facts(loss: ListwiseLoss) -> dict[str, Any]:
+    """Name, full configuration and source of a loss."""
+    return {"name": type(loss).__name__, "config": loss.get_config_dict(), "citation": loss.citation.strip()}
 
 
 def write_json(path: Path, content: Any) -> None:

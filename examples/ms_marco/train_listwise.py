@@ -11,11 +11,9 @@ Every argument of CrossEncoderTrainingArguments can be given as well. See the RE
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 import json
 import logging
 import os
-import platform
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +26,18 @@ from datasets import Dataset
 from demo import lexical_scores
 from mapper import describe, map_dataset
 from publishing import push_final, push_settings
-from reporting import COLUMNS, PerQuery, command_line, means, plot_curve, plot_queries, table, write_json
+from reporting import (
+    COLUMNS,
+    PerQuery,
+    command_line,
+    loss_facts,
+    means,
+    plot_curve,
+    plot_queries,
+    table,
+    versions,
+    write_json,
+)
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderNanoBEIREvaluator
@@ -393,12 +402,11 @@ def summary(
     loss: ListwiseLoss,
 ) -> dict[str, Any]:
     """Everything that is needed to know what the figures mean, and to get them again."""
-    packages = ("st-listwise", "sentence-transformers", "transformers", "torch")
     gpu = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else None
     return {
         "command": command_line(script.path, argv),
         "metrics": {name: {order: means(own) for order, own in orders.items()} for name, orders in values.items()},
-        "loss": {"name": script.loss, "config": loss.get_config_dict(), "citation": loss.citation.strip()},
+        "loss": loss_facts(loss),
         "model": script.model,
         "class": type(trainer.model).__name__,
         "dataset": script.source(),
@@ -414,10 +422,7 @@ def summary(
         "best_by": args.metric_for_best_model if args.load_best_model_at_end else None,
         "seconds": next((e["train_runtime"] for e in trainer.state.log_history if "train_runtime" in e), None),
         "device": gpu or f"CPU, threads: {torch.get_num_threads()}",
-        "versions": {
-            "Python": platform.python_version(),
-            **{package: importlib.metadata.version(package) for package in packages},
-        },
+        "versions": versions(),
         "per_query": values,
     }
 

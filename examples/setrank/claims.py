@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from figures import measured_before
+from figures import describe_arm, measured_before
 from train_letor import NDCGEvaluator, ScriptArguments, TrainingArguments, build_model, shorten
 from transformers import set_seed
 
@@ -26,7 +27,7 @@ from st_listwise.data import read_letor
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
-from reporting import command_line
+from reporting import command_line, loss_facts
 from sentence_transformers import CrossEncoderTrainer
 
 #: name → (options of train_letor's network, whether documents see each other, most documents of a training list)
@@ -45,18 +46,36 @@ TREES = "LambdaMART"
 COMPARED = [
     ("MSAB", "without context"),
     ("IMSAB", "without context"),
+    ("IMSAB", "MSAB"),
     ("MSAB", TREES),
+    ("IMSAB", TREES),
+    ("without context", TREES),
     ("IMSAB, short lists", "MSAB, short lists"),
     ("MSAB, short lists", "without context, short lists"),
     ("MSAB, short lists", "MSAB"),
     ("IMSAB, short lists", "IMSAB"),
+    ("without context, short lists", "without context"),
     ("MSAB, absolute", "MSAB"),
     ("MSAB, relative", "MSAB"),
+    ("MSAB, shuffled", "MSAB"),
+    ("MSAB, absolute, shuffled", "MSAB, absolute"),
+    ("MSAB, relative, shuffled", "MSAB, relative"),
+    ("MSAB, absolute, shuffled", "MSAB"),
+    ("MSAB, relative, shuffled", "MSAB"),
     ("paper settings", "MSAB"),
 ]
 MEASURE = "nDCG@10"
 Found = dict[str, dict[str, list[float]]]  #: arm → measure → values of each query
 NOISE = {"as ranked": 0.0, "noise 5": 5.0, "noise 20": 20.0, "shuffled": 1e6}
+#: Trees and leaves are the best of 50 to 400 and 7 to 31 in 5 folds over the training queries of two data sets.
+TREE_OPTIONS: dict[str, Any] = {
+    "n_estimators": 200,
+    "num_leaves": 7,
+    "learning_rate": 0.05,
+    "subsample": 0.8,
+    "subsample_freq": 1,
+    "colsample_bytree": 0.8,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,43 +91,87 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--output_dir", type=Path, default=Path("output/claims"))
     args = parser.parse_args(argv)
-    train = read_letor(args.train, strict=True)
-    train = train.filter(lambda labels: len(set(labels)) > 1, input_columns="labels")
-    test = read_letor(args.test, len(train[0]["docs"][0]), strict=True)
-    train, test = (sort_lists(lists, args.ranking_feature) for lists in (train, test))
+    train, test, counts = read_lists(args)
     command = command_line("examples/setrank/claims.py", argv)
     measured = measured_before(args.output_dir / "claims.json", parser, args, command)
     has_trees = importlib.util.find_spec("lightgbm") is not None
-    for name in [*args.arms, *([TREES] if has_trees else [])]:
-        for seed in range(args.seeds):
-            if (name, seed) not in measured:
-                measured.add(seed, run_arm(name, train, test, seed, args))
-                print(f"{name}, seed {seed}: {np.mean(measured.arms(MEASURE)[name][str(seed)]):.4f}", flush=True)
+    arms = [*args.arms, *([TREES] if has_trees else [])]
+    missing = [(name, seed) for name in arms for seed in range(args.seeds) if (name, seed) not in measured]
+    known = [name for name in (*ARMS, TREES) if name in arms or name in measured.arms(MEASURE)]
+    stated = {"counts": counts, **facts(known, train, test, args)}
+    measured.state(stated, measures=bool(missing), packages=["lightgbm"] if has_trees else [])
+    for name, seed in missing:
+        measured.add(seed, run_arm(name, train, test, seed, args))
+        print(f"{name}, seed {seed}: {np.mean(measured.arms(MEASURE)[name][str(seed)]):.4f}", flush=True)
     print("\n" + measured.report(COMPARED))
     return 0
+
+
+def read_lists(args: argparse.Namespace) -> tuple[Dataset, Dataset, dict[str, Any]]:
+    """Lists to train on and for the figures, in the order of the ranking feature, and how many of them count."""
+    lists = read_letor(args.train, strict=True)
+    train = lists.filter(lambda labels: len(set(labels)) > 1, input_columns="labels")
+    test = read_letor(args.test, len(train[0]["docs"][0]), strict=True)
+    relevant = NDCGEvaluator(test, "test").labels
+    counts = {
+        "train": {**count(train["labels"]), "queries": len(lists), "one label": len(lists) - len(train)},
+        "test": {**count(relevant), "queries": len(test), "no positive": len(test) - len(relevant)},
+    }
+    return sort_lists(train, args.ranking_feature), sort_lists(test, args.ranking_feature), counts
+
+
+def count(labels: Sequence[Sequence[float]]) -> dict[str, int]:
+    return {"kept": len(labels), "documents": sum(map(len, labels))}
+
+
+def facts(names: Sequence[str], train: Dataset, test: Dataset, args: argparse.Namespace) -> dict[str, Any]:
+    """What a card states of arms beside their figures; nothing is trained for it."""
+    arms: dict[str, Any] = {}
+    for name in names:
+        if name == TREES:
+            arms[name] = {"network": "LightGBM's LGBMRanker", **TREE_OPTIONS}
+        else:
+            model = network(name, train, longest(train, test), args)
+            arms[name] = describe_arm(
+                model, learning_rate=learning_rate(name, args), longest_training_list=ARMS[name][2]
+            )
+    return {
+        "loss": loss_facts(AttentionRankLoss(model)),
+        "arms": arms,
+        "precision": "float32",
+        "compared": COMPARED,
+        "noise": NOISE,
+    }
 
 
 def run_arm(name: str, train: Dataset, test: Dataset, seed: int, args: argparse.Namespace) -> Found:
     """nDCG@10 of each test query; with ordinal embeddings, and for one model without, for noisy orders as well."""
     if name == TREES:
         return {name: {MEASURE: lambda_mart(train, test, seed)}}
-    options, context, max_docs = ARMS[name]
-    script = ScriptArguments(
-        train=args.train,
-        dropout=args.dropout,
-        longest_list=max(map(len, [*train["labels"], *test["labels"]])),
-        **options,
-    )
-    lists = shorten(train, max_docs, seed)
+    lists = shorten(train, ARMS[name][2], seed)
     set_seed(seed)
-    model = build_model(script, lists, context)
-    fit(model, lists, seed, args, 5e-4 if options.get("paper") else args.learning_rate)
+    model = network(name, lists, longest(train, test), args)
+    fit(model, lists, seed, args, learning_rate(name, args))
     found = {name: {MEASURE: ndcg(model, test)}}
-    if name == "MSAB" or "ordinal" in options:
+    if name == "MSAB" or "ordinal" in ARMS[name][0]:
         for noise, scale in NOISE.items():
             disturbed = sort_lists(test, args.ranking_feature, scale, seed)
             found[f"{name}, {noise}"] = {MEASURE: ndcg(model, disturbed)}
     return found
+
+
+def longest(*parts: Dataset) -> int:
+    return max(len(labels) for lists in parts for labels in lists["labels"])
+
+
+def network(name: str, lists: Dataset, longest_list: int, args: argparse.Namespace) -> SetRankCrossEncoder:
+    options, context, _ = ARMS[name]
+    script = ScriptArguments(train=args.train, dropout=args.dropout, longest_list=longest_list, **options)
+    return build_model(script, lists, context)
+
+
+def learning_rate(name: str, args: argparse.Namespace) -> float:
+    return 5e-4 if ARMS[name][0].get("paper") else args.learning_rate
 
 
 def fit(model: SetRankCrossEncoder, lists: Dataset, seed: int, args: argparse.Namespace, learning_rate: float) -> None:
@@ -144,22 +207,10 @@ def sort_lists(lists: Dataset, feature: int, noise: float = 0.0, seed: int = 0) 
 
 
 def lambda_mart(train: Dataset, test: Dataset, seed: int) -> list[float]:
-    """LightGBM's LambdaMART: 200 trees of 7 leaves, learning rate 0.05, rows and columns sampled at 0.8.
-
-    Trees and leaves are the best of 50 to 400 and 7 to 31 in 5 folds over the training queries of two data sets.
-    """
+    """nDCG@10 of each test query under LightGBM's LambdaMART."""
     from lightgbm import LGBMRanker
 
-    ranker = LGBMRanker(
-        n_estimators=200,
-        num_leaves=7,
-        learning_rate=0.05,
-        subsample=0.8,
-        subsample_freq=1,
-        colsample_bytree=0.8,
-        random_state=seed,
-        verbose=-1,
-    )
+    ranker = LGBMRanker(**TREE_OPTIONS, random_state=seed, verbose=-1)
     labels = np.concatenate(train["labels"]).astype(int)
     vectors = np.concatenate([np.asarray(docs) for docs in train["docs"]])
     ranker.fit(vectors, labels, group=list(map(len, train["labels"])))

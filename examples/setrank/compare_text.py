@@ -7,7 +7,8 @@ Arms: ``pointwise``, the stock CrossEncoder; ``mean pooling``, a linear layer on
 ``without context``, the layers of SetRank where each document attends to itself alone; ``SetRank, initial rank``, with
 ordinal embeddings of the given order. With
 ``--two_stage`` an encoder with a linear layer is trained first, then frozen, and all arms start from it: ``pointwise``
-trains the linear layer on, the others the set layers as well. Figures: nDCG@10 with gain 2^label - 1, and MAP.
+trains the linear layer on, the others the set layers as well. Beside them stands ``order as given``, which needs no
+training. Figures: nDCG@10 with gain 2^label - 1, and MAP.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from datasets import Dataset
-from figures import measured_before, ndcg
+from figures import describe_arm, measured_before, ndcg
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sklearn.metrics import average_precision_score
 from torch import Tensor
@@ -31,17 +32,18 @@ from train_letor import WithoutContext
 from train_text import SetRankArguments
 from transformers import set_seed
 
-from st_listwise import FeatureVectors, SetRankConfig, SetRankCrossEncoder
+from st_listwise import AttentionRankLoss, FeatureVectors, SetRankConfig, SetRankCrossEncoder
 from st_listwise.evaluation import predict_lists
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
 from mapper import map_dataset
-from reporting import command_line
+from reporting import command_line, loss_facts
 from sources import load_model, load_rows
 from train_listwise import loss_builder
 
 ARMS = ("pointwise", "SetRank", "without context", "SetRank, initial rank", "mean pooling")
+GIVEN = "order as given"
 #: Arms that score each document by a linear layer.
 LINEAR = ("pointwise", "first stage", "mean pooling")
 COMPARED = [
@@ -50,10 +52,11 @@ COMPARED = [
     ("SetRank, initial rank", "SetRank"),
     ("SetRank", "mean pooling"),
     ("mean pooling", "pointwise"),
+    ("SetRank, initial rank", GIVEN),
 ]
 
 
-def main(argv: list[str] | None = None) -> int:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", required=True, help="rows as train_text.py takes them")
     parser.add_argument("--test", help="rows for the figures; or --folds")
@@ -74,31 +77,46 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pooling", default=None, help="of the set models; default: mean")
     parser.add_argument("--max_length", type=int, default=None)
     parser.add_argument("--output_dir", type=Path, default=Path("output/compare_text"))
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = build_parser()
     args = parser.parse_args(argv)
-    rows, _ = map_dataset(load_rows(args.train), keep_order=True)
-    if args.test:
-        splits = [Split(rows, map_dataset(load_rows(args.test), keep_order=True)[0], None)]
-    elif args.folds:
-        splits = list(folds(rows, args.folds))
-    else:
+    if not args.test and not args.folds:
         parser.error("give --test or --folds")
-    if args.two_stage:
-        splits = [first_stage(number, split.train, split.test, args) for number, split in enumerate(splits)]
+    splits, counts = read_splits(args)
     command = command_line("examples/setrank/compare_text.py", argv)
     kept = measured_before(args.output_dir / "compare_text.json", parser, args, command)
-    for seed in args.seeds:
-        for arm in args.arms:
-            if (arm, seed) in kept:
-                continue
-            found: dict[str, list[float]] = {"nDCG@10": [], "MAP": []}
-            for split in splits:
-                model = trained(arm, split, args, seed)
-                for name, values in measured(model, split.test).items():
-                    found[name] += values
-            kept.add(seed, {arm: found})
-            print(f"seed {seed}, {arm}: " + ", ".join(f"{n} {np.mean(v):.4f}" for n, v in found.items()), flush=True)
+    missing = [(arm, seed) for seed in args.seeds for arm in (*args.arms, GIVEN) if (arm, seed) not in kept]
+    known = [arm for arm in ARMS if arm in args.arms or arm in kept.arms("MAP")]
+    kept.state({"counts": counts, **facts(known, args)}, measures=bool(missing))
+    if args.two_stage and any(arm != GIVEN for arm, _ in missing):
+        splits = [first_stage(number, split.train, split.test, args) for number, split in enumerate(splits)]
+    for arm, seed in missing:
+        found: dict[str, list[float]] = {"nDCG@10": [], "MAP": []}
+        for split in splits:
+            model = None if arm == GIVEN else trained(arm, split, args, seed)
+            for name, values in measured(model, split.test).items():
+                found[name] += values
+        kept.add(seed, {arm: found})
+        print(f"seed {seed}, {arm}: " + ", ".join(f"{n} {np.mean(v):.4f}" for n, v in found.items()), flush=True)
     print("\n" + kept.report(COMPARED))
     return 0
+
+
+def facts(names: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
+    """What a card states of arms beside their figures; nothing is trained for it."""
+    encoder: Any = text_model(args, SetRankConfig(layers=0)) if args.two_stage else None
+    models = {name: build(name, args, encoder[-1].in_features if encoder else None) for name in names}
+    model = next(iter(models.values()))
+    return {
+        "loss": loss_facts(loss_builder(args.loss, "{}")(model)),
+        "paper": AttentionRankLoss(model).citation.strip(),
+        "arms": {**{name: describe_arm(own) for name, own in models.items()}, GIVEN: {"network": "none"}},
+        "precision": "bfloat16 autocast" + (" in the first stage, float32 after it" if args.two_stage else ""),
+        "compared": COMPARED,
+    }
 
 
 class Split(NamedTuple):
@@ -107,6 +125,15 @@ class Split(NamedTuple):
     train: Dataset
     test: Dataset
     scores: dict[str, Tensor] | None
+
+
+def read_splits(args: argparse.Namespace) -> tuple[list[Split], dict[str, Any]]:
+    """Lists as they are read, and what was left out of them."""
+    rows, counts = map_dataset(load_rows(args.train), keep_order=True)
+    if not args.test:
+        return list(folds(rows, args.folds)), {"train": counts}
+    tested, left = map_dataset(load_rows(args.test), keep_order=True)
+    return [Split(rows, tested, None)], {"train": counts, "test": left}
 
 
 def folds(rows: Dataset, count: int) -> Iterator[Split]:
@@ -155,22 +182,28 @@ def text_model(args: argparse.Namespace, config: SetRankConfig) -> CrossEncoder:
     return script.build_model()
 
 
-def trained(arm: str, split: Split, args: argparse.Namespace, seed: int) -> CrossEncoder:
-    set_seed(seed)
+def build(arm: str, args: argparse.Namespace, width: int | None = None) -> CrossEncoder:
+    """An untrained model of texts, or of vectors of a width that a first stage made of them."""
     config = SetRankConfig(
         layers=0 if arm in LINEAR else args.layers,
         dropout=args.dropout,
         ordinal="absolute" if arm.endswith("initial rank") else "none",
     )
-    if split.scores is not None:
-        dim = len(split.train[0]["docs"][0])
-        model: CrossEncoder = SetRankCrossEncoder(features=FeatureVectors(dim, log1p=False), set_rank=config)
-        model[-1].load_state_dict(split.scores)  # every arm starts from the first stage
+    if width is not None:
+        model: CrossEncoder = SetRankCrossEncoder(features=FeatureVectors(width, log1p=False), set_rank=config)
     else:
         model = load_model(args.model, args.max_length) if arm == "pointwise" else text_model(args, config)
     for module in model:
         if arm == "without context" and type(module).__name__ == "SetRank":
             module.__class__ = WithoutContext
+    return model
+
+
+def trained(arm: str, split: Split, args: argparse.Namespace, seed: int) -> CrossEncoder:
+    set_seed(seed)
+    model = build(arm, args, None if split.scores is None else len(split.train[0]["docs"][0]))
+    if split.scores is not None:
+        model[-1].load_state_dict(split.scores)  # every arm starts from the first stage
     rates = {r"\b([123]\.(projection|ordinal|blocks|linear)|classifier)\b": args.head_learning_rate}
     training = CrossEncoderTrainingArguments(
         output_dir=str(args.output_dir / "run"),
@@ -193,11 +226,14 @@ def trained(arm: str, split: Split, args: argparse.Namespace, seed: int) -> Cros
     return model
 
 
-def measured(model: CrossEncoder, lists: Dataset) -> dict[str, list[float]]:
-    """nDCG@10 and average precision of each query with a relevant document and another one."""
+def measured(model: CrossEncoder | None, lists: Dataset) -> dict[str, list[float]]:
+    """nDCG@10 and average precision of each query with a relevant document and another one; None: order as given."""
     rows = [row for row in lists if max(row["labels"]) > 0 and min(row["labels"]) <= 0]
     queries, docs = [row["query"] for row in rows], [row["docs"] for row in rows]
-    scores = predict_lists(model, queries, docs, show_progress_bar=False)
+    if model is None:
+        scores = [-np.arange(len(own), dtype=float) for own in docs]
+    else:
+        scores = predict_lists(model, queries, docs, show_progress_bar=False)
     labels = [np.array(row["labels"]) for row in rows]
     return {
         "nDCG@10": [ndcg(y, s) for y, s in zip(labels, scores)],

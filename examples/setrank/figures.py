@@ -1,4 +1,4 @@
-"""Figures that the comparisons share: kept by arm and seed, nDCG@10, spread over seeds, paired tests over queries."""
+"""Figures that the comparisons share: kept by arm and seed with what they come from, nDCG@10, spread, paired tests."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from sentence_transformers import CrossEncoder
+from sentence_transformers.sentence_transformer.modules import Pooling
 from sklearn.metrics import ndcg_score
 
-from st_listwise.evaluation import compare
+from st_listwise import FeatureVectors
+from st_listwise.evaluation import Comparison, compare
+from st_listwise.modules import SetRank
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
-from reporting import write_json
+from reporting import versions, write_json
 
 Seeds = Mapping[str, Sequence[float]]  #: of each seed the values of all queries
 
@@ -25,7 +29,8 @@ class Measured:
     """Values of each query by measure, arm and seed, in a file; what a run finds there it does not measure again.
 
     Args:
-        path: The file, ``{"commands": ..., "settings": ..., "of each query": {measure: {arm: {seed: values}}}}``.
+        path: The file, ``{"commands": ..., "settings": ..., "of each query": {measure: {arm: {seed: values}}}}``, with
+            "facts" from :meth:`state`.
         settings: What all its values have in common, beside arm and seed.
         command: The command that is run.
 
@@ -56,6 +61,26 @@ class Measured:
                 own[str(seed)] = [round(float(value), 6) for value in values]
         if self.command not in self.content["commands"]:
             self.content["commands"].append(self.command)
+        self._write()
+
+    def state(self, facts: Mapping[str, Any], measures: bool, packages: Sequence[str] = ()) -> None:
+        """Write what the values come from, and the versions of packages: all of them, where values of several meet.
+
+        Args:
+            facts: What comparison_card.py states: ``counts``, ``loss``, ``arms`` (:func:`describe_arm`), ``compared``,
+                ``precision``, and perhaps ``noise`` and ``paper``.
+            measures: Whether values are to be added. Otherwise versions stay, if they are there.
+            packages: More packages that move the values.
+        """
+        now = versions(*packages)
+        known = {**now, **self.content.get("facts", {}).get("versions", {})}
+        for name, version in now.items():
+            if measures and version not in known[name].split(" and "):
+                known[name] += f" and {version}"
+        self.content["facts"] = {**facts, "versions": known}
+        self._write()
+
+    def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, self.content)
 
@@ -87,24 +112,52 @@ def ndcg(labels: Sequence[float] | np.ndarray, scores: np.ndarray) -> float:
 
 
 def spread(seeds: Seeds) -> str:
-    """Mean and standard deviation over seeds.
+    """Mean and standard deviation over seeds; of one seed the mean alone.
 
-    >>> spread({"0": [0.5, 0.75], "1": [0.75, 1.0]})
-    '0.7500 ± 0.1768'
+    >>> spread({"0": [0.5, 0.75], "1": [0.75, 1.0]}), spread({"0": [0.5, 0.75]})
+    ('0.7500 ± 0.1768', '0.6250')
     """
     means = [np.mean(values) for values in seeds.values()]
-    return f"{np.mean(means):.4f} ± {np.std(means, ddof=1) if len(means) > 1 else 0.0:.4f}"
+    return f"{np.mean(means):.4f}" + (f" ± {np.std(means, ddof=1):.4f}" if len(means) > 1 else "")
 
 
-def paired(arms: Mapping[str, Seeds], pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """A line with a paired t-test over queries, each averaged over the seeds that both have, for each pair of arms."""
-    lines = []
+class Paired(NamedTuple):
+    """A paired test over queries, each averaged over the seeds that both arms have."""
+
+    first: str
+    second: str
+    found: Comparison
+    queries: int
+    seeds: int
+
+
+def paired_tests(arms: Mapping[str, Seeds], pairs: Sequence[Sequence[str]]) -> list[Paired]:
+    """A test for each pair of arms that were both measured with a common seed."""
+    found = []
     for first, second in pairs:
         if shared := sorted(set(arms.get(first, ())) & set(arms.get(second, ()))):
             one, other = (np.mean([arms[arm][seed] for seed in shared], 0) for arm in (first, second))
-            found = compare(one, other)
-            lines.append(
-                f"{first} - {second}: {found.difference:+.4f} (p = {found.p_value:.3f}, {len(one)} queries, "
-                f"{len(shared)} seeds)"
-            )
-    return lines
+            found.append(Paired(first, second, compare(one, other), len(one), len(shared)))
+    return found
+
+
+def paired(arms: Mapping[str, Seeds], pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """A line for each test."""
+    return [
+        f"{first} - {second}: {found.difference:+.4f} (p = {found.p_value:.3f}, {queries} queries, {seeds} seeds)"
+        for first, second, found, queries, seeds in paired_tests(arms, pairs)
+    ]
+
+
+def describe_arm(model: CrossEncoder, **training: Any) -> dict[str, Any]:
+    """Modules of a model, their options, how it is trained where that is its own, and its number of weights."""
+    options: dict[str, Any] = {}
+    for module in model:
+        if isinstance(module, (FeatureVectors, Pooling, SetRank)):
+            options |= module.get_config_dict()
+    return {
+        "network": f"{type(model).__name__}: {' → '.join(type(module).__name__ for module in model)}",
+        **options,
+        **training,
+        "weights": sum(weights.numel() for weights in model.parameters()),
+    }
