@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 from sentence_transformers import CrossEncoder
 from tiny_models import tiny_bert
+from transformers import HfArgumentParser
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "ms_marco"))
 
@@ -19,6 +20,7 @@ import demo
 import mapper
 import sources
 import train_listwise
+from reporting import command_line
 
 
 def qna(query: Any, *passages: tuple[Any, Any]) -> dict[str, Any]:
@@ -227,6 +229,18 @@ def test_a_run_leaves_model_card_curve_and_metrics_and_survives_a_failed_push(
     assert set(metrics["metrics"]["test"]) == {"BM25", "before", "after"}
     assert "hf_secret" not in content + card
     assert not list(output.glob("*.tmp*"))
+
+
+@pytest.mark.parametrize("option", ["--hub_token", "--hub-token", "--hub_tok", "--hub-t"])
+@pytest.mark.parametrize("glue", [" ", "="])
+def test_no_spelling_of_the_token_that_the_parser_takes_comes_into_the_command(option: str, glue: str) -> None:
+    """Dashes in place of underscores, and shortened names, were taken for the token and shown."""
+    argv = f"--dataset demo --output_dir out {option}{glue}hf_secret --seed 3".split()
+    _, args = HfArgumentParser((train_listwise.ScriptArguments, train_listwise.TrainingArguments)).parse_args(argv)
+    assert args.hub_token == "hf_secret"
+    assert (
+        command_line("train.py", argv) == f"python train.py --dataset demo --output_dir out {option}{glue}... --seed 3"
+    )
 
 
 def test_a_run_goes_on_from_its_last_checkpoint_and_has_logged_what_lists_do(

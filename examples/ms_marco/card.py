@@ -25,7 +25,7 @@ ORDERS = {
     "first stage": "is the order of the run",
     "teacher": "is the order of the teacher",
 }
-BINARY = "Relevant is what is above the lowest label; grades above that do not count in the figures."
+BINARY = "Relevant is what is above 0 and above the lowest label; grades above that do not count in the figures."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -51,13 +51,21 @@ def command_line(script: str, argv: Sequence[str] | None) -> str:
         script: Path of the script from the root of the repository.
         argv: Its arguments. None: those of this process.
 
-    >>> command_line("train.py", ["--seed", "1", "--hub_token", "hf_secret"])
-    'python train.py --seed 1 --hub_token ...'
+    >>> command_line("train.py", ["--seed", "1", "--hub_token", "hf_secret", "--hub-tok=hf_secret"])
+    'python train.py --seed 1 --hub_token ... --hub-tok=...'
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    hidden = [word if not word.startswith("--hub_token=") else "--hub_token=..." for word in words]
-    shown = ["..." if index and hidden[index - 1] == "--hub_token" else word for index, word in enumerate(hidden)]
+    shown: list[str] = []
+    hide = False  # what follows
+    for word in sys.argv[1:] if argv is None else argv:
+        option, equals, _ = word.partition("=")
+        shown.append("..." if hide else f"{option}=..." if equals and _takes_token(option) else word)
+        hide = not hide and not equals and _takes_token(option)
     return shlex.join(["python", script, *shown])
+
+
+def _takes_token(option: str) -> bool:
+    """Whether an option is --hub_token, as argparse reads it: with dashes inside, too, or shortened."""
+    return len(option) > 2 and "--hub_token".startswith(option[:2] + option[2:].replace("-", "_"))
 
 
 def versions(*more: str) -> dict[str, str]:

@@ -98,7 +98,7 @@ class RunArguments:
         return train, []
 
     def build_evaluator(self, lists: Dataset, name: str) -> GradedRerankingEvaluator:
-        """Figures of whole lists; relevant is above the lowest label, as labels may be a teacher's scores."""
+        """Figures of whole lists; relevant is above 0 and above the lowest label, as for ``BINARY``."""
         rows = []
         for row in lists:
             threshold = max(0.0, min(row["labels"]))
