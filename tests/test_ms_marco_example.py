@@ -236,7 +236,8 @@ def test_a_run_leaves_model_card_curve_and_metrics_and_survives_a_failed_push(
 def test_no_spelling_of_the_token_that_the_parser_takes_comes_into_the_command(option: str, glue: str) -> None:
     """Dashes in place of underscores, and shortened names, were taken for the token and shown."""
     argv = f"--dataset demo --output_dir out {option}{glue}hf_secret --seed 3".split()
-    _, args = HfArgumentParser((train_listwise.ScriptArguments, train_listwise.TrainingArguments)).parse_args(argv)
+    parser = HfArgumentParser((train_listwise.ScriptArguments, train_listwise.TrainingArguments))
+    _, args = parser.parse_args_into_dataclasses(argv)
     assert args.hub_token == "hf_secret"
     assert (
         command_line("train.py", argv) == f"python train.py --dataset demo --output_dir out {option}{glue}... --seed 3"
