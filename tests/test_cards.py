@@ -149,6 +149,19 @@ def test_a_results_file_that_says_too_little_makes_no_card(
     )
 
 
+def test_of_two_results_of_one_name_neither_card_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each run writes metrics.json, and the card of the last one took the place of the others."""
+    paths = [tmp_path / run / "metrics.json" for run in ("run0", "run1")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(json.dumps(RESULTS))
+    output = ["--output_dir", str(tmp_path / "cards")]
+    assert card.main([*map(str, paths), *output]) == 2
+    assert f"{paths[0]} and {paths[1]} would both make metrics.md: rename one" in capsys.readouterr().err
+    assert not (tmp_path / "cards").exists()
+    assert card.main([str(paths[0]), str(paths[0]), *output]) == 0  # one file twice is one
+
+
 def drawn(seeds: int, mean: float) -> dict[str, list[float]]:
     generator = np.random.default_rng(int(1000 * mean))
     return {str(seed): generator.normal(mean, 0.2, size=100).round(6).tolist() for seed in range(seeds)}
@@ -333,3 +346,20 @@ def test_a_comparison_that_says_too_little_makes_no_card(
 def test_a_folder_without_comparisons_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert comparison_card.main([str(tmp_path), "--output_dir", str(tmp_path)]) == 2
     assert f"{tmp_path} holds no results (.json)." in capsys.readouterr().err
+
+
+def test_of_two_folders_of_one_name_neither_card_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """v1.0 and v1.1 are two names, though both are v1 to a file's suffix."""
+    folders = [tmp_path / place for place in ("a/v1.0", "a/v1.1", "b/v1.1")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps(COMPARISON))
+    output = ["--output_dir", str(tmp_path / "cards")]
+    assert comparison_card.main([*map(str, folders), *output]) == 2
+    assert f"{folders[1]} and {folders[2]} would both make v1.1.md" in capsys.readouterr().err
+    assert not (tmp_path / "cards").exists()
+    monkeypatch.chdir(folders[0])
+    assert comparison_card.main([".", str(folders[1]), *output]) == 0
+    assert sorted(path.name for path in (tmp_path / "cards").iterdir()) == ["v1.0.md", "v1.1.md"]

@@ -47,12 +47,32 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
-def run(paths: dict[str, Path], output: Path, arguments: str) -> int:
+def run(paths: dict[str, Path], output: Path, arguments: str, *more: str) -> int:
     common = f"--model {paths['tiny']} --output_dir {output} --max_steps 3 --use_cpu true --disable_tqdm true"
-    return train_listwise.main(
-        f"{common} {arguments.format(**{name.replace('.', '_'): path for name, path in paths.items()})}".split(),
-        train_distillation.DistillationArguments,
-    )
+    words = arguments.format(**{name.replace(".", "_"): path for name, path in paths.items()}).split()
+    return train_listwise.main([*common.split(), *words, *more], train_distillation.DistillationArguments)
+
+
+def as_trec(files: dict[str, Path], folder: Path) -> str:
+    """The rows as a collection, and the options that name its parts but for the runs."""
+    options = []
+    for name, prefix in ("train", ""), ("test", "test_"):
+        own = teacher.read_rows(files[f"{name}.jsonl"])
+        texts = {"corpus": own.corpus, "queries": own.queries}
+        contents = {part: "".join(f"{id}\t{text}\n" for id, text in known.items()) for part, known in texts.items()}
+        for part, content in {**contents, "qrels": teacher.qrels_text(own.grades)}.items():
+            options.append(f"--{prefix}{part} {teacher.save(folder / f'{name}.{part}', content)}")
+    return " ".join(options)
+
+
+def with_single_passages(path: Path) -> None:
+    """Every other row keeps its relevant passage only."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows[::2]:
+        best = row["passages"]["is_selected"].index(1)
+        row["passage_ids"] = [row["passage_ids"][best]]
+        row["passages"] = {"passage_text": [row["passages"]["passage_text"][best]], "is_selected": [1]}
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
 
 
 TABLES = "--run {train_tsv} --rows {train_jsonl} --test_run {test_tsv} --test_rows {test_jsonl}"
@@ -127,19 +147,74 @@ def test_a_model_ranks_the_rows_and_is_the_teacher(tmp_path: Path, files: dict[s
     assert isinstance(CrossEncoder(str(output / "final")), CrossEncoder)  # the student is a stock model either way
 
 
+def test_a_first_stage_is_ranked_by_a_model_in_a_new_folder_whatever_its_ranks_and_the_models_name(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    """After all pairs were scored, there was no folder; the name gave 7 columns; rank 1 for all lost all lists."""
+    parts, best = tmp_path / "parts", {}
+    for name in ("train", "test"):
+        with_single_passages(files[f"{name}.jsonl"])
+        known = teacher.read_rows(files[f"{name}.jsonl"]).grades
+        scores = teacher.read_table(files[f"{name}.tsv"], None)
+        kept = {query: {doc: scores[query][doc] for doc in own} for query, own in known.items()}
+        lines = [f"{query} Q0 {doc} 1 {score} bm25" for query, own in kept.items() for doc, score in own.items()]
+        teacher.save(parts / f"{name}.run", "\n".join(lines))
+        best[name] = {query: set(sorted(own, key=lambda doc: -own[doc])[:3]) for query, own in kept.items()}
+    tiny_set(5).save_pretrained(str(tmp_path / "my model"))
+    output = tmp_path / "new" / "out"
+    given = f"--run {parts}/train.run --test_run {parts}/test.run --depth 3 {as_trec(files, parts)}"
+    assert run(files, output, given, "--teacher_model", str(tmp_path / "my model")) == 0
+    for name, path in ("train", "train.teacher.run"), ("test", "test.teacher.run"), ("test", "reranked.run"):
+        assert {query: set(own) for query, own in scores_of(output / path).items()} == best[name]
+    assert {line.split(" ")[5] for line in (output / "train.teacher.run").read_text().splitlines()} == {"my-model"}
+    results = json.loads((output / "metrics.json").read_text())
+    assert len(results["per_query"]["test"]["after"]["nDCG@10"]) == sum(
+        any(known[query][doc] for doc in own) for query, own in best["test"].items()
+    )  # a relevant passage below the depth is missed, not left out
+
+
+def test_questions_with_one_passage_are_tested_though_they_teach_nothing(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    """They were lost before the teacher ranked them: with 15 such of 30 questions, figures were of 15."""
+    with_single_passages(files["train.jsonl"])
+    with_single_passages(files["test.jsonl"])
+    script = train_distillation.DistillationArguments(
+        teacher_model=str(files["tiny"]), rows=str(files["train.jsonl"]), test_rows=str(files["test.jsonl"])
+    )
+    train, evaluation, counts = script.prepare_data(tmp_path / "out")
+    assert sorted(map(len, evaluation["test"]["docs"])) == [1, 1, 1, 4, 4]
+    assert {len(docs) for docs in train["docs"]} == {4}
+    assert counts["test"]["queries"] == 5
+
+
+def test_another_process_leaves_the_run_of_the_model_where_candidates_come_as_a_table(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wrote the table's scores over those of the model."""
+    output = tmp_path / "out"
+    script = train_distillation.DistillationArguments(
+        teacher_model=str(files["tiny"]),
+        run=str(files["train.tsv"]),
+        rows=str(files["train.jsonl"]),
+        test_rows=str(files["test.jsonl"]),
+    )
+    script.prepare_data(output)
+    before = (output / "train.teacher.run").read_text()
+    assert {line.split(" ")[5] for line in before.splitlines()} == {"tiny"}
+    monkeypatch.setattr(teacher.PartialState, "is_main_process", False)
+    script.prepare_data(output)
+    assert (output / "train.teacher.run").read_text() == before
+
+
 def test_without_judgments_the_teacher_chooses_the_checkpoint_and_the_card_says_so(
     tmp_path: Path, files: dict[str, Path]
 ) -> None:
     parts = tmp_path / "parts"
     for name in ("train", "test"):
-        own = teacher.read_rows(files[f"{name}.jsonl"])
         teacher.save(parts / f"{name}.run", teacher.run_text(teacher.read_table(files[f"{name}.tsv"], None)))
-        teacher.save(parts / f"{name}.qrels", teacher.qrels_text(own.grades))
-        for part, texts in ("docs", own.corpus), ("queries", own.queries):
-            teacher.save(parts / f"{name}.{part}", "".join(f"{id}\t{text}\n" for id, text in texts.items()))
-    trained = f"--run {parts}/train.run --corpus {parts}/train.docs --queries {parts}/train.queries"
-    tested = f"--test_run {parts}/test.run --test_corpus {parts}/test.docs --test_queries {parts}/test.queries"
-    assert run(files, tmp_path / "out", f"{trained} {tested} --test_qrels {parts}/test.qrels") == 0
+    given = as_trec(files, parts).replace(f"--qrels {parts}/train.qrels ", "")
+    assert run(files, tmp_path / "out", f"--run {parts}/train.run --test_run {parts}/test.run {given}") == 0
     results = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert results["metrics"]["held-out"]["teacher"]["nDCG@10"] == pytest.approx(1.0)  # it agrees with itself
     assert results["metrics"]["test"]["teacher"]["nDCG@10"] < 1
@@ -158,6 +233,79 @@ def test_real_wikiqa_tables_and_rows_fit(real_data: Path, tmp_path: Path) -> Non
     assert {query: set(docs) for query, docs in scores.items()} == {
         query: set(docs) for query, docs in own.grades.items()
     }
+
+
+def passages(query_id: Any, ids: Any, texts: list[Any], labels: list[Any], query: Any = "why") -> str:
+    own = {"passage_text": texts, "is_selected": labels}
+    return json.dumps({"query_id": query_id, "query": query, "passage_ids": ids, "passages": own}) + "\n"
+
+
+def test_rows_of_one_question_are_put_together(tmp_path: Path) -> None:
+    """The later one took the place of the earlier one, and judgments were of half the passages."""
+    path = tmp_path / "rows.jsonl"
+    rows = passages(7, ["a", "b"], ["A", "B"], [1, 0]) + passages(7, ["c", "a"], ["C", "A"], [None, 0])
+    path.write_text(rows + passages(7, ["d", "d"], ["D", "D"], [1, 0]))
+    found = teacher.read_rows(path)
+    assert found.grades == {"7": {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0}}
+    assert found.corpus == {"a": "A", "b": "B", "c": "C", "d": "D"}
+
+
+def test_passages_and_questions_that_are_null_are_counted_by_the_readers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """AttributeError: 'NoneType' object has no attribute 'strip' it was."""
+    path = tmp_path / "rows.jsonl"
+    rows = passages("Q1", ["a", "b", "c"], ["A", None, "C"], [0, 0, 1])
+    path.write_text(rows + passages("Q2", ["d"], ["D"], [1], query=None))
+    script = train_distillation.DistillationArguments(rows=str(path))
+    own = teacher.read_rows(path)
+    run = teacher.save(tmp_path / "a.run", teacher.candidates_text(own.grades))
+    judged = script.judged(run, teacher.save(tmp_path / "q", teacher.qrels_text(own.grades)), own.corpus, own.queries)
+    assert judged["docs"] == [["A", "C"]]
+    assert "1 corpus lines without text (first: corpus, row 2: 'b')" in caplog.text
+    assert "1 queries lines without text (first: queries, row 2: 'Q2')" in caplog.text
+
+
+GOOD = passages("Q1", ["a"], ["A"], [1])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (passages("Q1", ["b"], ["B"], [1], query="who"), "query 'Q1' was there before as 'why', and is 'who' here"),
+        (passages("Q2", ["a"], ["B"], [1]), "passage 'a' was there before as 'A', and is 'B' here"),
+        (passages(None, ["b"], ["B"], [1]), "there is no 'query_id'"),
+        (passages("Q2", None, ["B"], [1]), "there is no 'passage_ids'"),
+        (passages("Q2", "b", ["B"], [1]), "passage_ids must be a list"),
+        (passages("Q2", ["b", "c"], ["B"], [1]), "2 passage_ids for 1 passages"),
+        (passages("Q 2", ["b"], ["B"], [1]), "the identifier 'Q 2' is empty or has spaces"),
+        (passages("Q2", [""], ["B"], [1]), "the identifier '' is empty or has spaces"),
+        ("3\n", "expected an object, got int"),
+    ],
+)
+def test_a_row_that_would_lose_another_or_break_a_run_is_named(tmp_path: Path, row: str, message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(GOOD + row)
+    with pytest.raises(ValueError, match=f"rows.jsonl, line 2: {message}"):
+        teacher.read_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "q\td\ts\nQ1\tD1\t0.5\nQ1\tD1\t0.7\n",
+            "line 3: the score of query 'Q1', document 'D1' was there before as '0.5'",
+        ),
+        ("q\td\ts\nQ1\tD 1\t0.5\n", "line 2: the identifier 'D 1' is empty or has spaces"),
+        ("q\td\nQ1\tD1\n", "line 1: expected query, document and scores, got 2 columns"),
+    ],
+)
+def test_a_table_that_would_lose_a_score_or_has_none_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "scores.tsv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"scores.tsv, {message}"):
+        teacher.read_table(path, None)
 
 
 BAD_ROW = json.dumps({"query": "q", "query_id": "Q1", "passages": {"passage_text": ["a"], "is_selected": [1]}})

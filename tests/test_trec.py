@@ -413,6 +413,18 @@ def test_a_teachers_scores_are_labels_as_they_are(tmp_path: Path) -> None:
         teacher(tmp_path, RUN, labels="grades")
 
 
+def test_lists_that_teach_nothing_are_kept_where_they_are_to_be_ranked(tmp_path: Path) -> None:
+    """A query with one document has no label above another, but it has a place in a reranked run."""
+    run = "q1 Q0 d1 1 2 x\nq1 Q0 d2 1 3 x\nq2 Q0 d3 1 1 x\n"  # the rank says nothing
+    with pytest.raises(ValueError, match="2 lists of one label dropped"):
+        teacher(tmp_path, run)
+    assert teacher(tmp_path, run, keep_all=True)["labels"] == [[0.0, 0.0], [0.0]]
+    rows = teacher(tmp_path, run, labels="scores", keep_all=True)
+    assert rows["doc_ids"] == [["d2", "d1"], ["d3"]]
+    assert teacher(tmp_path, run, labels="scores", keep_all=True, depth=1)["doc_ids"] == [["d2"], ["d3"]]
+    assert teacher(tmp_path, run, labels="scores")["doc_ids"] == [["d2", "d1"]]
+
+
 # Writing
 
 
@@ -430,6 +442,43 @@ def test_a_reranked_run_is_read_by_ir_measures_in_the_order_of_its_scores(read: 
     with pytest.raises(ValueError, match="Query 'q1' has 3 documents, and needs as many finite scores"):
         write_run(tmp_path / "bad.run", rows, [[0.5, 2.0], [1.0, 3.0]])
     assert not (tmp_path / "bad.run").exists()
+
+
+def test_a_run_is_written_into_a_folder_that_is_not_there_yet(read: Read, tmp_path: Path) -> None:
+    """A teacher scored all pairs before this ended in FileNotFoundError."""
+    write_run(tmp_path / "new" / "one" / "a.run", read().select([1]), [[2.0, 1.0]])
+    assert (tmp_path / "new" / "one" / "a.run").read_text() == ("q2 Q0 d3 1 2 st-listwise\nq2 Q0 d1 2 1 st-listwise\n")
+
+
+LISTED = {"query_id": "q1", "doc_ids": ["d1", "d2"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "tag", "message"),
+    [
+        (LISTED, "my model", "tag 'my model' has spaces"),
+        (LISTED, "", "tag '' is empty"),
+        (LISTED, "one\n", r"tag 'one\\n' has spaces"),
+        ({**LISTED, "query_id": "q 1"}, "x", "query_id 'q 1' has spaces"),
+        ({**LISTED, "doc_ids": ["d1", "d\u00a02"]}, "x", r"document of query 'q1' 'd\\xa02' has spaces"),
+        ({**LISTED, "doc_ids": ["", "d2"]}, "x", "document of query 'q1' '' is empty"),
+    ],
+)
+def test_a_run_with_seven_columns_or_five_is_not_written(
+    tmp_path: Path, row: dict[str, Any], tag: str, message: str
+) -> None:
+    (tmp_path / "a.run").write_text("as it was")
+    with pytest.raises(ValueError, match=message):
+        write_run(tmp_path / "a.run", [LISTED, row], [[1.0, 2.0]] * 2, tag=tag)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.run"]
+    assert (tmp_path / "a.run").read_text() == "as it was"
+
+
+def test_after_an_error_no_temporary_file_is_left(tmp_path: Path) -> None:
+    for scores in ([[1.0, 2.0]], [[1.0, 2.0], [1.0]], [[1.0, 2.0], [1.0, float("nan")]]):
+        with pytest.raises(ValueError, match=r"shorter|needs as many finite scores"):
+            write_run(tmp_path / "a.run", [LISTED, LISTED], scores)
+        assert list(tmp_path.iterdir()) == []
 
 
 # Collections

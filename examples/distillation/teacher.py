@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from accelerate import PartialState
 from datasets import Dataset
@@ -36,31 +36,58 @@ class Collection(NamedTuple):
 def read_rows(path: Path) -> Collection:
     """JSON lines with ``query_id``, ``query``, ``passage_ids`` and ``passages``, as WikiQA in MS MARCO's form.
 
+    Rows of one query are put together, and a passage that is given twice counts by its better label. Queries and
+    passages without text are left to the readers of TREC collections, which count and name them.
+
     Raises:
         ValueError: names the file and the line.
     """
     found = Collection({}, {}, {})
     for place, line in _lines(path):
         try:
-            row = json.loads(line)
-            texts, labels = read_list(row)
-            query, ids = str(row["query_id"]), list(map(str, row["passage_ids"]))
+            _add_row(found, json.loads(line))
         except json.JSONDecodeError as error:
             raise ValueError(f"{place}: not valid JSON ({error.msg}).") from error
-        except KeyError as error:
-            raise ValueError(
-                f"{place}: there is no {error}, which tells what the teacher's scores belong to."
-            ) from error
         except ValueError as error:
             raise ValueError(f"{place}: {error}.") from error
-        if len(ids) != len(texts):
-            raise ValueError(f"{place}: {len(ids)} passage_ids for {len(texts)} passages.")
-        found.queries[query] = row["query"]
-        found.corpus.update(zip(ids, texts))
-        found.grades[query] = {doc: label or 0.0 for doc, label in zip(ids, labels)}
     if not found.queries:
         raise ValueError(f"{path} holds no rows.")
     return found
+
+
+def _add_row(found: Collection, row: Any) -> None:
+    """Put a row into a collection; ValueError says what is wrong with it."""
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object, got {type(row).__name__}")
+    texts, labels = read_list(row)
+    if missing := [key for key in ("query_id", "passage_ids") if row.get(key) is None]:
+        raise ValueError(f"there is no {missing[0]!r}, which tells what the teacher's scores belong to")
+    ids, query = row["passage_ids"], _identifier(row["query_id"])
+    if not isinstance(ids, list):
+        raise ValueError("passage_ids must be a list")
+    if len(ids) != len(texts):
+        raise ValueError(f"{len(ids)} passage_ids for {len(texts)} passages")
+    _put(found.queries, query, _text(row["query"]), f"query {query!r}")
+    grades = found.grades.setdefault(query, {})
+    for doc, text, label in zip(map(_identifier, ids), texts, labels):
+        _put(found.corpus, doc, _text(text), f"passage {doc!r}")
+        grades[doc] = max(label or 0.0, grades.get(doc, label or 0.0))
+
+
+def _identifier(value: Any) -> str:
+    if str(value).split() != [str(value)]:
+        raise ValueError(f"the identifier {value!r} is empty or has spaces, which part the columns of runs: rename it")
+    return str(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _put(known: dict[str, Any], key: str, value: Any, what: str) -> None:
+    """Of two values for one key one would be lost: they must be the same."""
+    if known.setdefault(key, value) != value:
+        raise ValueError(f"{what} was there before as {str(known[key])[:60]!r}, and is {str(value)[:60]!r} here")
 
 
 def is_table(path: Path) -> bool:
@@ -80,7 +107,10 @@ def read_table(path: Path, column: str | None) -> Run:
         ValueError: names the file and the line.
     """
     lines = _lines(path)
-    names = next(lines)[1].split("\t")
+    place, header = next(lines)
+    names = header.split("\t")
+    if len(names) < 3:
+        raise ValueError(f"{place}: expected query, document and scores, got {len(names)} columns: {header[:60]!r}.")
     if column not in (None, *names[2:]):
         raise ValueError(f"{path} has no column {column!r} of scores, only {', '.join(names[2:])}.")
     wanted = names.index(column) if column else 2
@@ -90,7 +120,11 @@ def read_table(path: Path, column: str | None) -> Run:
         score = _number(fields[wanted]) if len(fields) == len(names) else None
         if score is None:
             raise ValueError(f"{place}: expected {len(names)} columns and a number as {names[wanted]}: {line[:60]!r}.")
-        scores.setdefault(fields[0], {})[fields[1]] = score
+        try:
+            query, doc = map(_identifier, fields[:2])
+            _put(scores.setdefault(query, {}), doc, score, f"the score of query {query!r}, document {doc!r}")
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}.") from error
     return scores
 
 
@@ -134,7 +168,8 @@ def rank_by_model(name: str, candidates: Dataset, path: Path) -> None:
     teacher = load_teacher(name)
     logger.info(f"{name} ranks {len(candidates)} lists.")
     scores = predict_lists(teacher, candidates["query"], candidates["docs"], show_progress_bar=True)
-    write_run(path, candidates, [own.tolist() for own in scores], tag=Path(name).name or "teacher")
+    tag = "-".join(Path(name).name.split()) or "teacher"  # a folder's name may have spaces, a column of a run none
+    write_run(path, candidates, [own.tolist() for own in scores], tag=tag)
 
 
 def load_teacher(name: str) -> CrossEncoder:

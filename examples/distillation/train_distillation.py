@@ -119,11 +119,13 @@ class DistillationArguments(TrecArguments):
             prefix = "" if name == "train" else "test_"
             raise ValueError(f"There is no --{prefix}{missing[0]}, and no --{prefix}rows in its place.")
         if is_table(Path(str(run))):
-            run = save(output / f"{name}.teacher.run", run_text(read_table(Path(str(run)), self.column)))
+            made = "candidates" if self.teacher_model else "teacher"
+            run = save(output / f"{name}.{made}.run", run_text(read_table(Path(str(run)), self.column)))
         elif self.column:
             raise ValueError(f"--column {self.column!r} is for tables of scores; {run} is none: it has no header.")
         if self.teacher_model:
-            candidates = read_teacher_run(str(run), corpus, queries, depth=self.depth)
+            # By score, as any first stage is read. What teaches nothing is ranked, too: tests need all queries.
+            candidates = read_teacher_run(str(run), corpus, queries, labels="scores", depth=self.depth, keep_all=True)
             run = str(output / f"{name}.teacher.run")
             rank_by_model(self.teacher_model, candidates, Path(run))
         return Parts(str(run), corpus, queries, qrels)

@@ -51,7 +51,7 @@ def write_cards(
     args = parser.parse_args(argv)
     try:
         about = read(args.about) if args.about else {}
-        cards = {path.stem: make(path, about.get(path.stem, {})) for path in args.results}
+        cards = {name: make(path, about.get(name, {})) for name, path in _named(args.results).items()}
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -60,6 +60,19 @@ def write_cards(
         write_text(args.output_dir / f"{name}.md", text)
         print(args.output_dir / f"{name}.md")
     return 0
+
+
+def _named(paths: Sequence[Path]) -> dict[str, Path]:
+    """Results by the name of their card: that of the folder, or of the file; ValueError where two have the same."""
+    named: dict[str, Path] = {}
+    for path in paths:
+        name = path.absolute().name if path.is_dir() else path.stem
+        if named.setdefault(name, path) != path:
+            raise ValueError(
+                f"{named[name]} and {path} would both make {name}.md: rename one of them, or copy it under a name of "
+                "its own."
+            )
+    return named
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +89,7 @@ def read_teacher_run(
     *,
     labels: Literal["ranks", "scores"] = "ranks",
     depth: int | None = None,
+    keep_all: bool = False,
     strict: bool = False,
     num_proc: int | None = None,
     cache_dir: Source | None = None,
@@ -102,13 +103,14 @@ def read_teacher_run(
         labels: "ranks": n - 1 for the best of n documents, by the rank column, down to 0; what is left out leaves no
             gap; equal ranks share a label. "scores": the teacher's scores as they are.
         depth: Likewise: the best of each list.
+        keep_all: Likewise: lists of one document, or of one label.
         strict: Likewise.
         num_proc: Likewise.
         cache_dir: Likewise.
 
     Returns:
         ``query``, ``docs``, ``labels``, ``query_id``, ``doc_ids``, documents best first. Lists of one label are left
-        out.
+        out, unless ``keep_all``.
 
     Raises:
         ValueError: as :func:`read_trec`.
@@ -119,9 +121,9 @@ def read_teacher_run(
     make = _rank_labels if labels == "ranks" else _score_labels
 
     def convert(folder: Path, output: Path, tally: Tally) -> None:
-        Collection(parts, folder, tally).write(output, labels, depth, make, keep_all=False, num_proc=num_proc)
+        Collection(parts, folder, tally).write(output, labels, depth, make, keep_all, num_proc)
 
-    return converted(convert, [labels, *parts.values(), depth], str(run), strict, cache_dir)
+    return converted(convert, [labels, *parts.values(), depth, keep_all], str(run), strict, cache_dir)
 
 
 def write_run(
@@ -130,26 +132,47 @@ def write_run(
     """Write a reranked run, as trec_eval and ir-measures read it. The file is there whole or not at all.
 
     Args:
-        path: The file; written anew if it is there.
+        path: The file; written anew if it is there. Its folder is made.
         rows: Lists with ``query_id`` and ``doc_ids``, from :func:`read_trec`.
         scores: For each list the scores of its documents, larger is better.
         tag: Last column: what made the run.
 
     Raises:
-        ValueError: scores do not fit the documents, or one is not finite.
+        ValueError: scores do not fit the documents, or one is not finite; the tag or an identifier is empty or has
+            spaces, which part the columns. Nothing is left of the file then.
     """
-    temporary = Path(f"{path}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        for row, own in zip(rows, scores, strict=True):
-            values = np.asarray(own, np.float64)
-            if values.shape != (len(row["doc_ids"]),) or not np.isfinite(values).all():
-                raise ValueError(
-                    f"Query {row['query_id']!r} has {len(row['doc_ids'])} documents, and needs as many finite scores; "
-                    f"got {own!r}."
-                )
-            for rank, place in enumerate(np.argsort(-values, kind="stable"), 1):
-                file.write(f"{row['query_id']} Q0 {row['doc_ids'][place]} {rank} {values[place]:.9g} {tag}\n")
-    os.replace(temporary, path)
+    _check_word(tag, "tag", "take another one, such as st-listwise")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            for row, own in zip(rows, scores, strict=True):
+                file.writelines(_run_lines(row, own, tag))
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _run_lines(row: Mapping[str, Any], scores: Sequence[float], tag: str) -> Iterator[str]:
+    """Lines of one list, best first."""
+    query, docs, values = row["query_id"], row["doc_ids"], np.asarray(scores, np.float64)
+    for id, what in ((query, "query_id"), *((doc, f"document of query {query!r}") for doc in docs)):
+        _check_word(id, what, "rename it in run, corpus, queries and qrels alike")
+    if values.shape != (len(docs),) or not np.isfinite(values).all():
+        raise ValueError(
+            f"Query {query!r} has {len(docs)} documents, and needs as many finite scores; got {scores!r}."
+        )
+    for rank, place in enumerate(np.argsort(-values, kind="stable"), 1):
+        yield f"{query} Q0 {docs[place]} {rank} {values[place]:.9g} {tag}\n"
+
+
+def _check_word(word: Any, what: str, remedy: str) -> None:
+    """ValueError unless it can stand in a column of a run."""
+    if str(word).split() != [str(word)]:
+        fault = "has spaces" if str(word) else "is empty"
+        raise ValueError(f"{what} {word!r} {fault}, and columns of a run are parted by spaces: {remedy}.")
 
 
 class _JudgedLabels:

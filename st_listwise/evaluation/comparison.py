@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+#: Values that are resampled at once; each takes some 24 bytes. The resamples are the same whatever it is.
+RESAMPLED = 1 << 21
+
 
 class Comparison(NamedTuple):
     """Difference of two models over queries, first minus second."""
@@ -51,6 +54,7 @@ def compare(
         np.mean,
         confidence_level=confidence,
         n_resamples=resamples,
+        batch=max(1, RESAMPLED // len(difference)),
         method="percentile",
         rng=np.random.default_rng(seed),
     ).confidence_interval

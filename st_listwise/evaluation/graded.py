@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -36,8 +37,8 @@ class GradedRerankingEvaluator(BaseEvaluator):
         write_csv: Write the values of each query into the output folder, a file for each call.
 
     Raises:
-        ValueError: no lists, labels that are no whole numbers from 0 on or do not fit the documents, or a measure that
-            is not known.
+        ValueError: no lists, or one without a column or with None in place of a text; labels that are no whole numbers
+            from 0 on or do not fit the documents; no measure, or one that is not known or cannot be computed.
         ImportError: ir-measures is not installed.
 
     Documents of equal score are ordered by chance, the same one in each call, so that a model that scores all alike is
@@ -55,6 +56,8 @@ class GradedRerankingEvaluator(BaseEvaluator):
     ) -> None:
         super().__init__()
         names = [measures] if isinstance(measures, str) else list(measures)
+        if not names:
+            raise ValueError('measures is empty: name one at least, such as "nDCG@10".')
         self.measures = {measure: _parse(measure) for measure in names}
         self.name = name
         self.batch_size = batch_size
@@ -146,26 +149,83 @@ def _parse(measure: str) -> Any:
     except ImportError as error:
         raise ImportError('GradedRerankingEvaluator needs ir-measures: pip install "st-listwise[eval]"') from error
     try:
-        return ir_measures.parse_measure(measure)
-    except (NameError, ValueError, SyntaxError) as error:
+        parsed = ir_measures.parse_measure(measure)
+    except (NameError, ValueError, SyntaxError, TypeError) as error:
         raise ValueError(f"measures: {measure!r} is not known to ir-measures ({error}).") from error
+    if fault := _measure_fault(parsed):
+        raise ValueError(
+            f"measures: {measure!r} cannot be computed here: {fault}. Its parameters, written as in AP(rel=2)@10: "
+            f"{', '.join(parsed.SUPPORTED_PARAMS) or 'none'}."
+        )
+    return parsed
+
+
+def _measure_fault(measure: Any) -> str:
+    """Why a measure cannot be computed, which ir-measures would tell at the first evaluation; "" if it can."""
+    import ir_measures
+
+    known = measure.SUPPORTED_PARAMS
+    if needed := [name for name, info in known.items() if info.required and name not in measure.params]:
+        return f"it needs {', '.join(needed)}"
+    if unknown := [name for name in measure.params if name not in known]:
+        return f"it has no {', '.join(unknown)}"
+    cutoff = measure.params.get("cutoff", 1)
+    if isinstance(cutoff, int) and cutoff < 1:  # trec_eval's library would end the process
+        return f"{cutoff} as cutoff is below 1"
+    qrels = [ir_measures.Qrel("0", str(doc), label) for doc, label in enumerate((1, 0))]
+    try:
+        list(ir_measures.iter_calc([measure], qrels, [ir_measures.ScoredDoc("0", "0", 1.0)]))
+    except Exception as error:  # providers raise what they like
+        return str(error).rstrip(".") or type(error).__name__
+    return ""
 
 
 def _checked(row: Mapping[str, Any], index: int) -> dict[str, Any]:
+    _check_columns(row, index)
     docs, labels, missed = row["docs"], list(row["labels"]), list(row.get("missed") or [])
     if len(docs) == 0:
         raise ValueError(f"documents of query {index} is an empty list.")
     if len(docs) != len(labels):
         raise ValueError(f"labels of query {index}: {len(labels)} labels for {len(docs)} documents.")
-    for place, label in enumerate([*labels, *missed]):
-        if label != label or label < 0 or label != int(label):
-            raise ValueError(
-                f"labels of query {index}, document {place} is {label!r}: grades are whole numbers from 0 on, 0 for "
-                "not relevant. Scores of a teacher are no judgments."
-            )
+    if bare := [place for place, doc in enumerate(docs) if doc is None]:
+        raise ValueError(f"documents of query {index}, document {bare[0]} is None: drop it and its label.")
     return {
         "query": row["query"],
         "docs": list(docs),
-        "labels": [int(label) for label in labels],
-        "missed": [int(label) for label in missed],
+        "labels": [_grade(label, f"labels of query {index}, document {place}") for place, label in enumerate(labels)],
+        "missed": [_grade(label, f"missed of query {index}, place {place}") for place, label in enumerate(missed)],
     }
+
+
+def _check_columns(row: Mapping[str, Any], index: int) -> None:
+    """ValueError where a column is not there, or is no list."""
+    given = [name for name, own in row.items() if own is not None]
+    if missing := [name for name in ("query", "docs", "labels") if name not in given]:
+        raise ValueError(f"query {index} has no {', '.join(missing)}, only {', '.join(given)}. {_remedy(row)}")
+    for name in ("docs", "labels"):
+        if isinstance(row[name], str) or not isinstance(row[name], Iterable):
+            raise ValueError(f"{name} of query {index} is {type(row[name]).__name__}, expected a list.")
+
+
+def _remedy(row: Mapping[str, Any]) -> str:
+    """What to make of a row that lacks a column."""
+    if "positive" in row and "negative" in row:  # as sentence-transformers' evaluators take them
+        return 'Make "docs" of [*positive, *negative], "labels" of [1] * len(positive) + [0] * len(negative).'
+    if "positive" in row and "documents" in row:
+        return (
+            'Make "docs" of documents, "labels" of [int(doc in positive) for doc in documents], and "missed" of '
+            "[1] * (number of the other positives)."
+        )
+    return "Each row needs a query, its documents, and a label for each of them."
+
+
+def _grade(label: Any, place: str) -> int:
+    try:
+        if math.isfinite(label) and label >= 0 and label == int(label):
+            return int(label)
+    except (TypeError, OverflowError):  # no number, or one too large for a float
+        pass
+    raise ValueError(
+        f"{place} is {label!r}: grades are whole numbers from 0 on, 0 for not relevant. Scores of a teacher are no "
+        "judgments."
+    )
