@@ -31,16 +31,16 @@ CGROUP = Path("/sys/fs/cgroup")
 def run_mini_batches(
     stage: Stage,
     batches: Sequence[Features],
-    device: torch.device,
+    parameters: Sequence[Tensor],
     free_memory: float = 0.0,
     keep_last: bool = False,
 ) -> list[dict[str, Tensor]]:
     """Run a stage on mini-batches, keeping graphs of the last ones only, as many as fit.
 
     Args:
-        stage: What is run. It may draw random numbers on the CPU and on ``device``; they are replayed.
+        stage: What is run. It may draw random numbers on the CPU and on the model's device; they are replayed.
         batches: On the device, longest pairs first.
-        device: Of the model.
+        parameters: All of the model: a mini-batch may use some that another one does not.
         free_memory: Bytes that activations may take, 0: none are kept.
         keep_last: Keep the graph of the last one whatever it takes: the backward pass needs it first.
 
@@ -49,20 +49,22 @@ def run_mini_batches(
     """
     if not batches:
         return []
-    first, live, parameters, activations = _run_first(stage, batches[0], device)
+    device = parameters[0].device
+    first, live, used, activations = _run_first(stage, batches[0], parameters)
     per_token = activations / _tokens(batches[0])
     kept = len(batches) - keep_last
     while kept > 0 and (free_memory := free_memory - per_token * _tokens(batches[kept - 1])) >= 0:
         kept -= 1
-    if kept == 0 or not parameters:
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if kept == 0 or not trained:
         return [live, *(stage(features) for features in batches[1:])]
     del live  # and with it the graph
     autocast = _autocast_states(device)
     with torch.no_grad():
         parts = [first, *(_run(stage, features, device) for features in batches[1:kept])]
     parts += [_run(stage, features, device, keep=True) for features in batches[kept:]]
-    sums = _Sums(parameters)
-    behind = _Parameters.apply(sums, *parameters)
+    sums = _Sums(trained, used)
+    behind = _Parameters.apply(sums, *sums.joined)
     return [dict(zip(part.outputs, _Recomputed.apply(stage, part, autocast, sums, behind))) for part in parts]
 
 
@@ -124,10 +126,18 @@ def can_take_rows(features: Features, pairs: int) -> bool:
 
 
 class _Sums:
-    """Gradients of parameters, summed in place over all parts: one set of them is in memory at a time."""
+    """Gradients of parameters, summed in place over all parts: one set of them is in memory at a time.
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
+    Args:
+        parameters: Those that want a gradient.
+        used: Addresses of those that the first mini-batch uses. Others may be used by later ones, or by none.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], used: set[int]) -> None:
         self.parameters = parameters
+        self.used = used
+        # Those that autograd sees behind all parts. It would call hooks of one that no part uses, with None.
+        self.joined = [own for own in parameters if id(own) in used or not _has_hooks(own)]
         self.totals: dict[int, Tensor] = {}
 
     def add(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
@@ -139,6 +149,13 @@ class _Sums:
                 parameter._backward_hooks = None
                 handles.append(parameter.register_hook(partial(self._take, index)))
             torch.autograd.grad(outputs, self.parameters, gradients, allow_unused=True)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):
+                raise
+            raise ValueError(
+                "recompute does not go with reentrant gradient checkpointing: give "
+                'gradient_checkpointing_kwargs={"use_reentrant": False}, or leave gradient checkpointing out.'
+            ) from error
         finally:
             for handle in handles:
                 handle.remove()
@@ -154,8 +171,15 @@ class _Sums:
         return torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
 
     def hand_over(self) -> list[Tensor | None]:
-        totals, self.totals = self.totals, {}
-        return [totals.get(index) for index in range(len(self.parameters))]
+        """Sums for the joined ones, zero for those of them whose pairs teach nothing; others get theirs here."""
+        totals = {id(self.parameters[index]): total for index, total in self.totals.items()}
+        self.totals = {}
+        handed = [totals.pop(id(own), None) for own in self.joined]
+        for own in self.parameters:
+            if id(own) in totals:
+                own.backward(totals[id(own)])
+        zero = [total is None and id(own) in self.used for own, total in zip(self.joined, handed)]
+        return [torch.zeros_like(own) if empty else total for own, total, empty in zip(self.joined, handed, zero)]
 
 
 class _Parameters(torch.autograd.Function):
@@ -245,9 +269,13 @@ def _run(stage: Stage, features: Features, device: torch.device, keep: bool = Fa
     return _Part(features, outputs, states, drawn, device, list(live.values()) if keep else None)
 
 
-def _run_first(stage: Stage, features: Features, device: torch.device) -> tuple[_Part, Any, list[Tensor], int]:
-    """The first part, its outputs with their graph, the parameters in that, and the bytes of activations it keeps."""
-    saved: dict[int, int] = {}
+def _has_hooks(parameter: Tensor) -> bool:
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+def _run_first(stage: Stage, features: Features, parameters: Sequence[Tensor]) -> tuple[_Part, Any, set[int], int]:
+    """The first part, its outputs with their graph, which parameters are in that, and the bytes that it keeps."""
+    saved = {parameter.untyped_storage().data_ptr(): 0 for parameter in parameters}
     live: dict[str, Tensor] = {}
 
     def watched(features: Features) -> dict[str, Tensor]:
@@ -255,10 +283,8 @@ def _run_first(stage: Stage, features: Features, device: torch.device) -> tuple[
             live.update(stage(features))
         return live
 
-    part = _run(watched, features, device)
-    leaves = list({id(leaf): leaf for leaf in _leaves(live.values())}.values())
-    of_parameters = {leaf.untyped_storage().data_ptr() for leaf in leaves}
-    return part, live, leaves, sum(size for place, size in saved.items() if place not in of_parameters)
+    part = _run(watched, features, parameters[0].device)
+    return part, live, {id(leaf) for leaf in _leaves(live.values())}, sum(saved.values())
 
 
 def _leaves(outputs: Any) -> Iterator[Tensor]:

@@ -167,8 +167,9 @@ def _score(
     # Without a wrapper the last mini-batch is one like the others.
     inside, outside = (features, []) if outer is inner else (features[:-1], features[-1:])
     if recompute:
-        space = free_memory(bare.device, list(bare.parameters())) if recompute == "auto" else 0.0
-        parts = run_mini_batches(stage, inside, bare.device, space, keep_last=outer is inner)
+        parameters = list(bare.parameters())
+        space = free_memory(bare.device, parameters) if recompute == "auto" else 0.0
+        parts = run_mini_batches(stage, inside, parameters, space, keep_last=outer is inner)
     else:
         parts = [stage(batch) for batch in inside]
     if of_sets:
@@ -181,7 +182,8 @@ def _score_sharded(
     model: nn.Module, features: Sequence[Features], lists: Features, recompute: bool | Literal["auto"]
 ) -> Tensor:
     """The same through a model that FSDP2 shards; "auto" recomputes all."""
-    run = partial(run_together, batches=features, device=unwrap(model).device, recompute=bool(recompute))
+    device = unwrap(model).device
+    run = partial(run_together, batches=features, device=device, recompute=bool(recompute))
     if not isinstance(unwrap(model), SetRankCrossEncoder):
         return torch.cat([part["scores"] for part in run(partial(pair_scores, model))])
 
@@ -189,7 +191,7 @@ def _score_sharded(
         return pair_scores(model, {**lists, "encoded": encoded})
 
     encoded = run(partial(encoded_pairs, model))
-    return (recomputed(score, encoded) if recompute else score(encoded))["scores"]
+    return (recomputed(score, device, encoded) if recompute else score(encoded))["scores"]
 
 
 def pair_scores(model: nn.Module, features: Features) -> dict[str, Tensor]:

@@ -13,6 +13,8 @@ from st_listwise.processes import agreed_count
 from st_listwise.recompute import Features, Stage
 
 Outputs = dict[str, Tensor]
+#: Outputs that parameters have a part in; others, such as scores of initial rankings, may be infinite.
+LEARNT = ("scores", "sentence_embedding")
 
 
 def run_together(
@@ -31,17 +33,19 @@ def run_together(
     """
 
     def run(features: Features) -> Outputs:
-        return recomputed(lambda _: stage(features)) if recompute else stage(features)
+        return recomputed(lambda _: stage(features), device) if recompute else stage(features)
 
     idle = agreed_count(len(batches), device) - len(batches)
     *own, last = [run(features) for features in batches]
     for _ in range(idle):
-        nothing = torch.stack([value.sum() for value in run(batches[-1]).values()]).sum() * 0.0
-        last = {name: value + nothing for name, value in last.items()}
+        again = run(batches[-1])
+        last = {name: value + again[name].sum() * 0.0 if name in LEARNT else value for name, value in last.items()}
     return [*own, last]
 
 
-def recomputed(function: Callable[[Sequence[Outputs]], Outputs], inputs: Sequence[Outputs] = ()) -> Outputs:
+def recomputed(
+    function: Callable[[Sequence[Outputs]], Outputs], device: torch.device, inputs: Sequence[Outputs] = ()
+) -> Outputs:
     """Run a function without keeping its graph. In the backward pass it is run forward and backward at once.
 
     Sharded parameters are whole only within such a pass, and their gradients are summed over processes at its end:
@@ -49,6 +53,7 @@ def recomputed(function: Callable[[Sequence[Outputs]], Outputs], inputs: Sequenc
 
     Args:
         function: Of ``inputs``, a call of the whole model. Dropout and autocast are replayed.
+        device: Of the model: random numbers drawn there are replayed.
         inputs: Outputs of earlier calls, which get their gradients.
     """
     names: list[str] = []
@@ -57,8 +62,10 @@ def recomputed(function: Callable[[Sequence[Outputs]], Outputs], inputs: Sequenc
         given = iter(values)
         outputs = function([{name: next(given) for name in part} for part in inputs])
         names[:] = outputs
-        return tuple(outputs.values())
+        # A feature that is handed through must not become an output itself: it would be bound to its own second pass.
+        return tuple(value if name in LEARNT else value.clone() for name, value in outputs.items())
 
-    anchor = torch.zeros((), requires_grad=True)  # without an input that wants a gradient there is no backward pass
+    # Without an input that wants a gradient there is no backward pass; its device is the one whose states are kept.
+    anchor = torch.zeros((), device=device, requires_grad=True)
     values: Any = checkpoint(run, anchor, *(value for part in inputs for value in part.values()), use_reentrant=True)
     return dict(zip(names, values))

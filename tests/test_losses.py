@@ -249,6 +249,15 @@ def test_a_pair_longer_than_the_token_budget_is_told_once(caplog: pytest.LogCapt
     assert len(re.findall(r"A pair of \d+ tokens is longer than mini_batch_tokens=10", caplog.text)) == 1
 
 
+def test_numeric_documents_have_no_tokens_that_a_budget_could_be_short_of() -> None:
+    """Their attention mask was taken for that of tokens: KeyError 'input_ids'."""
+    model = st_listwise.SetRankCrossEncoder(
+        features=st_listwise.FeatureVectors(3), set_rank=st_listwise.SetRankConfig(width=8)
+    )
+    loss = st_listwise.ListMLELoss(model, mini_batch_tokens=1)
+    loss([["a query"], [[[0.0, 1.0, 2.0], [1.0, 0.0, 0.5]]]], [torch.tensor([1.0, 0.0])]).backward()
+
+
 def test_documents_that_are_cut_to_the_same_tokens_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """Documents with a long head in common, as of one site, are one document to a model that reads the head."""
     loss = st_listwise.ListMLELoss(tiny_bert(), mini_batch_size=2)
@@ -330,6 +339,8 @@ def test_a_score_that_is_not_finite_names_its_place(name: str) -> None:
         ("RankNetLoss", {"reduction_log": "decimal"}, "log_base='decimal'"),
         ("ListNetLoss", {"label_temperature": -1.0}, "label_temperature=-1.0"),
         ("ListNetLoss", {"mini_batch_tokens": 0}, "mini_batch_tokens=0"),
+        ("ListNetLoss", {"mini_batch_tokens": 64.0}, "mini_batch_tokens=64.0 must be a whole number"),
+        ("ListNetLoss", {"mini_batch_size": 2.5}, "mini_batch_size=2.5 must be a whole number"),
         ("ListNetLoss", {"activation_fn": "os.system"}, "activation_fn='os.system'"),
     ],
 )

@@ -19,7 +19,7 @@ from torch import nn
 from two_processes import BUILDERS, BY_HAND, NOTHING_TO_LEARN, PAIRS, ROWS, SHARDED, TRAINED, step, trainer
 
 import st_listwise
-from st_listwise import processes
+from st_listwise import processes, sharded
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
@@ -128,6 +128,33 @@ def test_a_process_that_does_not_come_is_named_and_told_when_it_comes(results: l
     second, first = ("Process 1 did not come to its first step", "Process 0 did not come to its first step")
     assert [complaint[: len(second)] for complaint in results[0]["late"]] == [second]
     assert [complaint[: len(second)] for complaint in results[1]["late"]] == [second, first]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_an_infinite_score_of_an_initial_ranking_is_no_nan_where_a_process_repeats_a_mini_batch(
+    recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs of repeated mini-batches were added at weight zero, scores of initial rankings with them."""
+    monkeypatch.setattr(sharded, "agreed_count", lambda count, device: count + 1)
+    weight = nn.Parameter(torch.ones(2))
+
+    def stage(features: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {"sentence_embedding": features["x"] * weight, "initial_scores": features["initial_scores"]}
+
+    batch = {"x": torch.ones(1, 2), "initial_scores": torch.tensor([[-torch.inf]])}
+    (part,) = sharded.run_together(stage, [batch], torch.device("cpu"), recompute=recompute)
+    assert part["initial_scores"].tolist() == [[-torch.inf]]
+    part["sentence_embedding"].sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1.0, 1.0]
+
+
+def test_sharded_recomputing_keeps_the_random_state_of_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps the states of the devices that tensors among the inputs are on; the only one was on the CPU."""
+    devices: list[torch.device] = []
+    monkeypatch.setattr(sharded, "checkpoint", lambda run, anchor, **options: devices.append(anchor.device) or ())
+    sharded.recomputed(lambda inputs: {}, torch.device("meta"))
+    assert devices == [torch.device("meta")]
 
 
 class DeepSpeedEngine(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_auto_keeps_what_fits_and_changes_no_gradient(build: Build, share: float
     model = build(dropout=0.2).train()
     batches = cut_pairs(model, [("q" * 9, "d" * 9)] * 20, mini_batch_size=2)
     stage = model.encode_pairs if build is tiny_set else lambda features: {"scores": model(dict(features))["scores"]}
-    of_one = recompute._run_first(stage, batches.features[0], model.device)[-1]
+    of_one = recompute._run_first(stage, batches.features[0], list(model.parameters()))[-1]
     monkeypatch.setattr("st_listwise.scoring.free_memory", lambda *given: share * 9 * of_one)
     again = _count_rows(monkeypatch)
     gradients = []
@@ -158,7 +159,7 @@ def test_activations_are_gone_after_the_step(space: float) -> None:
         seen.extend([weakref.ref(activations), weakref.ref(scores)])
         return {"scores": scores}
 
-    parts = recompute.run_mini_batches(stage, [{"x": torch.rand(2, 3)} for _ in range(4)], weight.device, space)
+    parts = recompute.run_mini_batches(stage, [{"x": torch.rand(2, 3)} for _ in range(4)], [weight], space)
     sum(part["scores"].sum() for part in parts).backward()
     assert weight.grad is not None
     del parts
@@ -170,8 +171,65 @@ def test_a_parameter_that_is_not_used_gets_no_gradient() -> None:
     """A trainable pooler that scores do not go through must look the same to an optimizer with and without."""
     model = tiny_bert()
     model.extra = torch.nn.Parameter(torch.ones(3))
+    model.extra.register_hook(lambda gradient: gradient / 2)
     _gradients(ListMLELoss(model, mini_batch_size=2, recompute=True))
     assert model.extra.grad is None
+
+
+class Routed(torch.nn.Module):
+    """Two experts; each pair goes to the one that its length names."""
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        super().__init__()
+        self.experts = torch.nn.ModuleList([head, deepcopy(head)])
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return torch.cat([self.experts[int(vector.sum() > 0)](vector[None]) for vector in vectors])
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("option", [True, "auto"])
+def test_a_parameter_that_the_first_mini_batch_does_not_use_gets_its_gradient(
+    option: Any, hooked: bool, monkeypatch: Any
+) -> None:
+    """Parameters were those of the first mini-batch: an expert that only later pairs are sent to was not trained."""
+    monkeypatch.setattr("st_listwise.scoring.free_memory", lambda *given: 0.0)
+    model = tiny_bert().double()
+    model.model.classifier = Routed(model.model.classifier)
+    all_teach = [[1.0, 0.0, 2.0, 0.0, 0.0], [1.0, 2.0, 0.0], [0.0, 3.0, 1.0, 2.0]]
+    expected = _gradients(ListMLELoss(model, mini_batch_size=1), all_teach)
+    assert all(expected[f"0.model.classifier.experts.{number}.weight"].abs().sum() > 0 for number in (0, 1))
+    got = _gradients(ListMLELoss(model, mini_batch_size=1, recompute=option), all_teach)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+    if hooked:
+        seen: list[int] = []
+        for expert in model.model.classifier.experts:
+            expert.weight.register_hook(lambda gradient: seen.append(gradient.numel()))
+        got = _gradients(ListMLELoss(model, mini_batch_size=1, recompute=option), all_teach)
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+        assert len(seen) == 2
+
+
+@pytest.mark.parametrize("size", [2, 0])
+def test_a_step_that_teaches_nothing_gives_zeros_with_and_without(size: int) -> None:
+    """No second pass left no gradient at all: an optimizer skipped the step that it takes on zeros."""
+    model = tiny_bert()
+    nothing = [[1.0] * len(docs) for docs in DOCS]
+    expected = _gradients(ListMLELoss(model, mini_batch_size=size), nothing)
+    got = _gradients(ListMLELoss(model, mini_batch_size=size, recompute=True), nothing)
+    assert expected
+    assert all(gradient.count_nonzero() == 0 for gradient in expected.values())
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_reentrant_gradient_checkpointing_is_refused_with_what_to_do() -> None:
+    """torch's error spoke of .grad() and never of recompute."""
+    model = tiny_bert().train()
+    model.model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ValueError, match=r'recompute does not go with .*"use_reentrant": False'):
+        _gradients(ListMLELoss(model, mini_batch_size=2, recompute=True))
+    model.model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert _gradients(ListMLELoss(model, mini_batch_size=2, recompute=True))
 
 
 def test_a_hook_on_a_parameter_meets_its_gradient_once() -> None:
@@ -200,7 +258,7 @@ def test_there_is_one_set_of_gradients_at_a_time() -> None:
     batches = [{"x": torch.rand(2, 1000)} for _ in range(5)]
 
     def step() -> None:
-        parts = recompute.run_mini_batches(stage, batches, torch.device("cpu"), keep_last=True)
+        parts = recompute.run_mini_batches(stage, batches, weights, keep_last=True)
         torch.cat([part["scores"] for part in parts]).sum().backward()
 
     held = tensor_peak(step) * 2**20 / 1e6

@@ -111,6 +111,9 @@ class ListwiseLoss(nn.Module, ABC):
                 f"{type(self).__name__} needs a model with 1 output label, got one with {model.num_labels}: "
                 "build it as CrossEncoder(..., num_labels=1)."
             )
+        for name, limit in (("mini_batch_size", mini_batch_size), ("mini_batch_tokens", mini_batch_tokens)):
+            if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+                raise ValueError(f"{name}={limit!r} must be a whole number, or None.")
         if mini_batch_tokens is not None and mini_batch_tokens < 1:
             raise ValueError(f"mini_batch_tokens={mini_batch_tokens!r} must be at least 1, or None.")
         if recompute not in (True, False, "auto") or (isinstance(recompute, int) and not isinstance(recompute, bool)):
@@ -286,7 +289,7 @@ class ListwiseLoss(nn.Module, ABC):
 
     def _warn_if_long(self, batch: ReadyBatch) -> None:
         features = batch.mini_batches.features[0]
-        if "long" in self._told or self.mini_batch_tokens is None or "attention_mask" not in features:
+        if "long" in self._told or self.mini_batch_tokens is None or "input_ids" not in features:
             return
         tokens = features["input_ids"].shape[-1]
         if tokens > self.mini_batch_tokens:
