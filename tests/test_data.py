@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -13,12 +14,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from datasets import Dataset, Features, Value
+from datasets import Dataset, Features, List, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_listwise.data import counts, files, group_by_query, read_letor
+from st_listwise.data import counts, files, group_by_query, grouping, read_letor
 
 FILE = """\
 # a comment of its own
@@ -190,32 +192,49 @@ def test_of_a_packed_letor_file_that_breaks_off_whole_lines_are_kept(
 # Flat rows
 
 ROWS = st.lists(
-    st.tuples(st.sampled_from([*"abcd", None]), st.sampled_from(["x", "y", None]), st.sampled_from([0, 1, 2, None])),
+    st.tuples(
+        st.sampled_from([*"abcd", None]),
+        st.sampled_from(["x", "y", "zz", "", " \u3000\n", None]),
+        st.sampled_from([0.0, 1.0, 2.0, math.nan, -math.inf, None]),
+    ),
     max_size=30,
 )
 
 
-@given(rows=ROWS, keep_all=st.booleans())
-def test_flat_rows_become_lists_as_a_dictionary_would_collect_them(rows: list[Any], keep_all: bool) -> None:
+@given(rows=ROWS, keep_all=st.booleans(), ranks=st.booleans(), most=st.sampled_from([1, 4, 1000]))
+def test_flat_rows_become_lists_as_a_dictionary_would_collect_them(
+    rows: list[Any], keep_all: bool, ranks: bool, most: int
+) -> None:
     columns = {name: [row[place] for row in rows] for place, name in enumerate(("query", "doc", "label"))}
-    features = Features({"query": Value("string"), "doc": Value("string"), "label": Value("int64")})
-    grouped = group_by_query(Dataset.from_dict(columns, features=features), keep_all=keep_all)
-    expected: dict[str, list[tuple[str, float]]] = {}
-    for query, doc, label in rows:
-        if None not in (query, doc, label):
-            expected.setdefault(query, []).append((doc, float(label)))
-    kept = {q: pairs for q, pairs in expected.items() if keep_all or len({label for _, label in pairs}) > 1}
-    assert list(grouped["query"]) == list(kept)
-    assert list(grouped["docs"]) == [[doc for doc, _ in pairs] for pairs in kept.values()]
-    assert list(grouped["labels"]) == [[label for _, label in pairs] for pairs in kept.values()]
+    features = Features({"query": Value("string"), "doc": Value("string"), "label": Value("float64")})
+    whole = [row for row in rows if None not in row and math.isfinite(row[2]) and row[1].strip()]
+    expected: dict[str, dict[str, float]] = {}
+    for query, doc, label in whole:
+        own = expected.setdefault(query, {})
+        own[doc] = (min if ranks else max)(label, own.get(doc, label))
+    if ranks:
+        expected = {q: {doc: max(own.values()) - rank for doc, rank in own.items()} for q, own in expected.items()}
+    kept = {query: own for query, own in expected.items() if keep_all or len(set(own.values())) > 1}
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "BYTES", most)
+        flat = Dataset.from_dict(columns, features=features)
+        grouped = group_by_query(flat, ranks=ranks, keep_all=keep_all, cache_dir=folder)
+        assert list(grouped["query"]) == list(kept)
+        assert list(grouped["docs"]) == [list(own) for own in kept.values()]
+        assert list(grouped["labels"]) == [list(own.values()) for own in kept.values()]
+        found = counts(grouped)
+        assert found.get("documents given again", 0) == len(whole) - sum(map(len, expected.values()))
+        assert found.get("lists of one label dropped", 0) == len(expected) - len(kept)
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_selected_rows_alone_are_grouped_and_columns_may_have_other_names() -> None:
     rows = Dataset.from_dict({"qid": [7, 7, 7, 8], "text": ["a", "b", "c", "d"], "grade": ["1", "0", "2", "0"]})
     grouped = group_by_query(rows.select([2, 1]), "qid", "text", "grade")
     assert grouped[:] == {"query": [7], "docs": [["c", "b"]], "labels": [[2.0, 0.0]]}
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_rows_that_are_not_complete_are_counted_and_an_error_in_strict_mode() -> None:
     rows = Dataset.from_dict({"query": ["a", "a", None, "b"], "doc": ["x", "y", "z", "v"], "label": [1, 0, 1, 1]})
     expected = {"rows that are not complete": 1, "lists": 1, "documents": 2, "lists of one label dropped": 1}
@@ -227,6 +246,7 @@ def test_rows_that_are_not_complete_are_counted_and_an_error_in_strict_mode() ->
 RANKS = {"query": ["a", "b", "a", "a", "b", "b", "b"], "doc": [*"uvwxyzw"], "label": [2, 3, 1, 3, 1, 4, 2]}
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_ranks_given_as_labels_are_noticed_and_read_as_ranks_on_request() -> None:
     rows = Dataset.from_dict(RANKS)
     assert counts(group_by_query(rows))["lists whose labels look like ranks"] == 2
@@ -241,9 +261,115 @@ def test_ranks_given_as_labels_are_noticed_and_read_as_ranks_on_request() -> Non
     assert half == {"lists": 2, "documents": 7}
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_rows_that_cannot_be_grouped_are_refused() -> None:
     rows = Dataset.from_dict({"query": ["a"], "doc": ["b"], "label": ["much"]})
     with pytest.raises(ValueError, match="no column passage; the rows have query, doc, label"):
         group_by_query(rows, doc="passage")
     with pytest.raises(ValueError, match="label does not hold numbers"):
         group_by_query(rows)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_labels_that_are_not_finite_made_lists_of_one_label_of_whole_queries_and_are_left_out_and_named() -> None:
+    rows = Dataset.from_dict({"query": [*"aaabb"], "doc": [*"uvwxy"], "label": [1.0, math.nan, 0.0, math.inf, 2.0]})
+    grouped = group_by_query(rows)
+    assert grouped[:] == {"query": ["a"], "docs": [["u", "w"]], "labels": [[1.0, 0.0]]}
+    assert counts(grouped) == {
+        "rows whose label is not finite": 2,
+        "lists": 1,
+        "documents": 2,
+        "lists of one label dropped": 1,
+    }
+    with pytest.raises(ValueError, match="row 1: the label is NaN or infinite"):
+        group_by_query(rows, strict=True)
+    with pytest.raises(ValueError, match="row 0: the label is NaN or infinite"):
+        group_by_query(rows.select([3, 4]), strict=True)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_blank_and_repeated_documents_of_a_query_are_left_out_and_counted() -> None:
+    columns = {"query": [*"aabaab"], "doc": ["x", "y", "x", "x", "\u00a0\t", "z"], "label": [1, 2, 1, 3, 0, 2]}
+    rows = Dataset.from_dict(columns)
+    grouped = group_by_query(rows)
+    assert grouped["docs"] == [["x", "y"], ["x", "z"]]  # in the order of their first rows; x of b is another matter
+    assert grouped["labels"] == [[3.0, 2.0], [1.0, 2.0]]
+    found = {"rows whose document is blank": 1, "lists": 2, "documents": 4, "documents given again": 1}
+    assert counts(grouped) == found
+    assert group_by_query(rows, ranks=True)["labels"] == [[1.0, 0.0], [1.0, 0.0]]  # by the best rank
+    with pytest.raises(ValueError, match="row 4: the document has no text"):
+        group_by_query(rows, strict=True)
+
+
+@pytest.mark.parametrize("order", [None, [5, 0, 4, 2, 1, 3]], ids=["as they are", "selected"])
+@pytest.mark.parametrize(
+    "docs",
+    [
+        [[float(n), n / 2] for n in range(6)],
+        [{"text": str(n), "initial_scores": [0.5, float(n)]} for n in range(6)],
+        [[f"{n}", "x"] for n in range(6)],
+    ],
+    ids=["vectors", "structs", "lists of texts"],
+)
+@pytest.mark.usefixtures("own_cache")
+def test_documents_that_are_no_texts_are_grouped_and_keep_their_type(docs: list[Any], order: Any) -> None:
+    """Arrow gathers no such columns into lists of its own."""
+    rows = Dataset.from_dict({"query": [*"abbaab"], "doc": docs, "label": [0, 1, 0, 1, 0, 0]})
+    first, second = ("b", "a") if order else ("a", "b")
+    numbers = {"a": [0, 3, 4], "b": [1, 2, 5]} if not order else {"b": [5, 2, 1], "a": [0, 4, 3]}
+    grouped = group_by_query(rows.select(order) if order else rows)
+    assert grouped["query"] == [first, second]
+    assert grouped["docs"] == [[docs[n] for n in numbers[query]] for query in (first, second)]
+    assert grouped["labels"] == [[float(n in (1, 3)) for n in numbers[query]] for query in (first, second)]
+    assert grouped.features["docs"] == List(rows.features["doc"])
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_equal_vectors_of_a_query_are_documents_of_their_own() -> None:
+    rows = Dataset.from_dict({"query": ["a"] * 3, "doc": [[1.0], [1.0], [2.0]], "label": [1, 0, 0]})
+    assert group_by_query(rows)["labels"] == [[1.0, 0.0, 0.0]]
+
+
+def test_more_text_than_an_array_of_strings_holds_is_grouped(tmp_path: Path) -> None:
+    """Arrow's strings end at 2 GB of an array. Here one megabyte in memory is each of 2,100 chunks of a column."""
+    docs = pa.array([letter * (1 << 19) for letter in "xy"])
+    chunks = [
+        pa.record_batch({"query": [f"q{n // 30}"] * 2, "doc": docs, "label": [float(n % 30), 0.5]})
+        for n in range(2100)
+    ]
+    rows = Dataset(pa.Table.from_batches(chunks), fingerprint="more than two gigabytes")
+    grouped = group_by_query(rows, cache_dir=tmp_path)
+    assert grouped["query"] == [f"q{n}" for n in range(70)]
+    assert grouped["labels"] == [[29.0, 0.5]] * 70
+    assert grouped[69]["docs"] == docs.to_pylist()
+    assert counts(grouped) == {"lists": 70, "documents": 140, "documents given again": 4200 - 140}
+
+
+def test_many_rows_keep_the_order_in_which_they_are_met(tmp_path: Path) -> None:
+    """Arrow gives the groups of more than some thousand rows in an order of its own."""
+    generator = np.random.default_rng(5)
+    queries, docs = generator.integers(0, 3000, 80_000).tolist(), generator.integers(0, 5000, 80_000).tolist()
+    labels = generator.random(80_000).tolist()
+    expected: dict[int, dict[str, float]] = {}
+    for query, doc, label in zip(queries, docs, labels):
+        own = expected.setdefault(query, {})
+        own[f"text {doc}"] = max(label, own.get(f"text {doc}", 0.0))
+    rows = Dataset.from_dict({"query": queries, "doc": [f"text {doc}" for doc in docs], "label": labels})
+    grouped = group_by_query(rows, cache_dir=tmp_path)
+    assert list(grouped["query"]) == list(expected)
+    assert list(grouped["docs"]) == [list(own) for own in expected.values()]
+    assert list(grouped["labels"]) == [list(own.values()) for own in expected.values()]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_rows_of_which_none_is_whole_give_no_lists() -> None:
+    rows = Dataset.from_dict({"query": ["a", "a"], "doc": ["x", ""], "label": [math.nan, 1.0]})
+    assert len(group_by_query(rows)) == len(group_by_query(rows.select([]))) == 0
+
+
+def test_lists_are_read_again_while_rows_and_options_are_the_same(tmp_path: Path) -> None:
+    rows = Dataset.from_dict({"query": ["a"] * 3, "doc": [*"xyz"], "label": [1, 1, 0]})
+    for options, files_there in (({}, 1), ({}, 1), ({"ranks": True}, 2), ({"keep_all": True}, 3)):
+        group_by_query(rows, cache_dir=tmp_path, **options)
+        assert len(list(tmp_path.glob("*.arrow"))) == files_there
+    assert group_by_query(rows.select([0, 2]), cache_dir=tmp_path)["docs"] == [["x", "z"]]

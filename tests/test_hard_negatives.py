@@ -98,6 +98,68 @@ def test_rows_that_are_wrong_are_counted_and_named() -> None:
         from_hard_negatives(rows.select([2]))
 
 
+def test_a_fault_after_many_rows_without_one_is_counted_in_place_of_a_type_error() -> None:
+    negatives = [f"no {n}" for n in range(2500)]
+    rows = Dataset.from_dict(
+        {
+            "query": [f"q{n}" for n in range(2500)],
+            "positive": ["yes"] * 2500,
+            "negative": [*negatives[:2000], None, *negatives[2001:]],
+        }
+    )
+    lists = from_hard_negatives(rows)
+    assert counts(lists)["documents without a text or a finite number"] == 1
+    assert counts(lists)["lists"] == 2499
+    with pytest.raises(ValueError, match="row 2000: document None"):
+        from_hard_negatives(rows, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("docs", "numbers", "place"), [(None, [1, 0], "no documents, but 2"), (["x", "y"], None, "2 documents, but no")]
+)
+@pytest.mark.parametrize("name", ["labels", "scores"])
+def test_a_row_without_documents_or_labels_is_a_fault(docs: Any, numbers: Any, place: str, name: str) -> None:
+    rows = Dataset.from_dict({"query": ["a", "b"], "docs": [["x", "y"], docs], name: [[1, 0], numbers]})
+    options: Any = {"labels": name} if name == "scores" else {}
+    lists = from_hard_negatives(rows, **options)
+    assert lists[:] == {"query": ["a"], "docs": [["x", "y"]], "labels": [[1.0, 0.0]]}
+    assert counts(lists)["documents without a text or a finite number"] == 1
+    with pytest.raises(ValueError, match=f"row 1: {place} {name}"):
+        from_hard_negatives(rows, strict=True, **options)
+
+
+def test_a_row_without_documents_is_a_fault_where_the_first_document_is_the_positive() -> None:
+    rows = Dataset.from_dict({"query": ["a", "b"], "docs": [["x", "y"], None], "scores": [[2, 1], [2, 1]]})
+    with pytest.raises(ValueError, match="row 1: no documents"):
+        from_hard_negatives(rows, strict=True)
+    assert from_hard_negatives(rows)["docs"] == [["x", "y"]]
+
+
+def test_rows_of_which_none_has_a_query_are_an_error_that_counts_them() -> None:
+    rows = Dataset.from_dict({"query": [" "], "docs": [["x", "y"]], "labels": [[1, 0]]})
+    with pytest.raises(ValueError, match=r"No list is left\. 1 rows without a query \(first: row 0"):
+        from_hard_negatives(rows)
+
+
+@pytest.mark.parametrize(
+    ("names", "others"),
+    [
+        (["query_id", "query", "positive", "negative_1"], "positive"),
+        (["query", "answer_id", "positive", "negative"], "positive"),
+        (["query", "positive", "negative", "labels", "source", "url"], "source, url"),
+    ],
+)
+def test_a_column_more_made_the_query_a_positive_and_is_refused(names: list[str], others: str) -> None:
+    rows = Dataset.from_dict({name: ["a"] for name in names})
+    message = rf"{names[0]} and {names[1]}, are taken as query and positive.* of {others}\. .*select_columns"
+    with pytest.raises(ValueError, match=message):
+        from_hard_negatives(rows)
+    chosen = [name for name in names if name in ("query", "positive") or name.startswith("negative")]
+    assert chosen[:2] == ["query", "positive"]
+    with pytest.raises(ValueError, match="No list is left"):  # read, and "a" is positive and negative
+        from_hard_negatives(rows.select_columns(chosen))
+
+
 def test_several_processes_give_the_same_lists() -> None:
     rows = Dataset.from_dict(
         {"query": [f"q{n // 2}" for n in range(20)], "yes": ["a"] * 20, "negative": [str(n) for n in range(20)]}

@@ -261,6 +261,57 @@ def test_a_line_of_the_corpus_that_is_wrong_is_named(read: Read, line: Any, kind
         read(corpus=corpus, strict=True)
 
 
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ({"_id": "d5", "text": "bad \ud83d end"}, "in position 6: surrogates not allowed"),
+        ({"_id": "d5\udc00", "text": "good"}, "in position 2: surrogates not allowed"),
+    ],
+)
+@pytest.mark.parametrize("part", ["corpus", "queries"])
+def test_half_a_surrogate_pair_is_named_with_its_line_in_place_of_a_unicode_error(
+    read: Read, tmp_path: Path, part: str, line: Any, place: str
+) -> None:
+    whole = CORPUS if part == "corpus" else QUERIES
+    lines = [{"_id": id, "text": text} for id, text in whole.items()]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in [*lines, line]))  # escaped, as JSON has it
+    rows = read(**{part: path})
+    assert rows["docs"] == [["two", "one", "three"], ["three", "one"]]
+    assert counts(rows)[f"{part} lines that cannot be read"] == 1
+    with pytest.raises(ValueError, match=rf"texts\.jsonl, line {len(lines) + 1}: .*{place}"):
+        read(**{part: path}, strict=True)
+
+
+def test_none_in_a_mapping_is_no_text_and_its_identifiers_may_be_numbers(read: Read) -> None:
+    run, qrels = "7 Q0 1 1 2 x\n7 Q0 2 2 1 x\n7 Q0 3 3 0 x\n", "7 0 1 1\n"
+    for corpus in ({1: "one", 2: "two", 3: None}, [(1, "one"), (2, "two"), (3, None)]):
+        rows = read(run, qrels, corpus, {7: "q"})
+        assert rows["docs"] == [["one", "two"]]
+        assert rows["doc_ids"] == [["1", "2"]]
+        assert counts(rows)["corpus lines without text"] == 1
+        with pytest.raises(ValueError, match="corpus, row 3: '3'"):
+            read(run, qrels, corpus, {7: "q"}, strict=True)
+
+
+@pytest.mark.parametrize("record", [5, ["d5", "text"], ("d5", "text", "more"), ("d5", {"text": "five"})])
+def test_a_record_that_is_neither_a_dict_nor_a_pair_is_named(read: Read, record: Any) -> None:
+    corpus = [*CORPUS.items(), record]
+    rows = read(corpus=corpus)
+    assert rows["docs"] == [["two", "one", "three"], ["three", "one"]]
+    assert counts(rows)["corpus lines that cannot be read"] == 1
+    message = "row 5: (neither a dict with an id and a text nor a pair|the text of 'd5' is no string)"
+    with pytest.raises(ValueError, match=message):
+        read(corpus=corpus, strict=True)
+    with pytest.raises(ValueError, match=r"corpus holds no documents with text\. 1 corpus lines that .* \(first: "):
+        read(corpus=[record])
+
+
+def test_a_generator_is_refused_with_what_to_give_in_place_of_a_pickling_error(read: Read) -> None:
+    with pytest.raises(ValueError, match=r"The corpus and the queries can be read only once.* a mapping or a list"):
+        read(corpus=(pair for pair in CORPUS.items()), queries=iter(QUERIES.items()))
+
+
 @pytest.mark.parametrize("pack", [str.encode, lambda text: gzip.compress(text.encode())], ids=["plain", "gzip"])
 def test_lines_are_counted_through_blocks_and_blank_lines(
     read: Read, monkeypatch: pytest.MonkeyPatch, pack: Callable[[str], bytes]

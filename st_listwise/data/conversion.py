@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
+import numpy as np
 from datasets import Dataset
 from datasets.fingerprint import Hasher
 
@@ -51,6 +52,23 @@ def converted(
     tally = Tally.loads(note.read_text(encoding="utf-8"))
     tally.log(source)
     return tally.attach(Dataset.from_file(str(output)))
+
+
+def spans(sizes: np.ndarray, most: int) -> list[tuple[int, int]]:
+    """Begin and end of parts of a sequence, each of at most a size in all, unless one element is larger.
+
+    >>> spans(np.array([2, 3, 9, 1]), 5)
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    ends = np.cumsum(sizes)
+    parts = []
+    low = 0
+    while low < len(ends):
+        done = ends[low - 1] if low else 0
+        high = max(low + 1, int(np.searchsorted(ends, done + most, side="right")))
+        parts.append((low, high))
+        low = high
+    return parts
 
 
 def _identity(part: Any) -> Any:

@@ -7,12 +7,22 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from datasets import Dataset, LargeList, List
+from datasets import Dataset, Features, LargeList, List, Value
 
 from st_listwise.data.tally import Tally
 
 #: Columns of negatives in n-tuples and triplets.
 NEGATIVE = re.compile(r"negative(_\d+)?")
+#: Said in advance: from lists of faults that are all empty a writer would take that there are none later.
+MERGED = Features(
+    {
+        "query": Value("string"),
+        "docs": List(Value("string")),
+        "labels": List(Value("float64")),
+        "faults": List(Value("string")),
+        "again": Value("int64"),
+    }
+)
 
 
 def from_hard_negatives(
@@ -41,9 +51,9 @@ def from_hard_negatives(
         What was left out is logged, and given by :func:`~st_listwise.data.counts`.
 
     Raises:
-        ValueError: the columns are not those of one of the formats, there are no scores to take, or no list is left;
-            in strict mode a query or document without text, documents that their labels do not fit, or a number that
-            is not finite.
+        ValueError: the columns are not those of one of the formats, or there are others besides; there are no scores
+            to take, or no list is left; in strict mode a query or document without text, documents that their labels
+            do not fit, or a number that is not finite.
     """
     dataset = dataset.with_format(None)
     layout = _layout(dataset, labels)
@@ -54,10 +64,13 @@ def from_hard_negatives(
             rows.setdefault(query, []).append(place)
         else:
             tally.fault("rows without a query", f"row {place}: {query!r}")
+    if not rows:
+        raise ValueError(f"No list is left. {tally.sentence()}")
     lists = Dataset.from_dict({"query": list(rows), "rows": list(rows.values())}).map(
         _merged,
         fn_kwargs={"dataset": dataset, "layout": layout},
         remove_columns=["rows"],
+        features=MERGED,
         num_proc=num_proc,
         desc="Hard negatives to lists",
     )
@@ -81,13 +94,29 @@ def _layout(dataset: Dataset, labels: str) -> _Layout:
     negatives = sorted(filter(NEGATIVE.fullmatch, names), key=lambda name: (len(name), name))
     numbers = "scores" if labels == "scores" else "labels" if "labels" in names and not negatives else None
     if negatives and len(names) > 2:
-        return _Layout(names[0], [names[1], *negatives], numbers)
+        return _alone(_Layout(names[0], [names[1], *negatives], numbers), names)
     if len(names) > 2 and isinstance(dataset.features[names[1]], List | LargeList) and {"labels", "scores"} & {*names}:
-        return _Layout(names[0], [names[1]], numbers)
+        return _alone(_Layout(names[0], [names[1]], numbers), names)
     raise ValueError(
         f"The columns {', '.join(names)} are not those of mine_hard_negatives in one of the formats labeled-list, "
         "n-tuple and triplet. Rows of one document and one label are for group_by_query."
     )
+
+
+def _alone(layout: _Layout, names: list[str]) -> _Layout:
+    """The layout, where it uses all columns: with others, the first two may not be query and positive.
+
+    Raises:
+        ValueError: there is another column.
+    """
+    used = [layout.query, *layout.docs]
+    if others := [name for name in names if name not in {*used, "labels", "scores"}]:
+        what = "documents" if len(layout.docs) == 1 else "positive"
+        raise ValueError(
+            f"The first two columns, {used[0]} and {used[1]}, are taken as query and {what}, and nothing is known of "
+            f"{', '.join(others)}. Leave what is needed, query and {what} first, with dataset.select_columns([…])."
+        )
+    return layout
 
 
 def _merged(group: Mapping[str, Any], dataset: Dataset, layout: _Layout) -> dict[str, Any]:
@@ -98,9 +127,10 @@ def _merged(group: Mapping[str, Any], dataset: Dataset, layout: _Layout) -> dict
     for place in group["rows"]:
         row = dataset[place]
         docs = row[layout.docs[0]] if len(layout.docs) == 1 else [row[name] for name in layout.docs]
-        numbers = row[layout.numbers] if layout.numbers else [1.0] + [0.0] * (len(docs) - 1)
-        if len(docs) != len(numbers):
-            faults.append(f"row {place}: {len(docs)} documents, but {len(numbers)} {layout.numbers}")
+        numbers = row[layout.numbers] if layout.numbers else [1.0] + [0.0] * (len(docs or []) - 1)
+        if docs is None or numbers is None or len(docs) != len(numbers):
+            sizes = ["no" if own is None else len(own) for own in (docs, numbers)]
+            faults.append(f"row {place}: {sizes[0]} documents, but {sizes[1]} {layout.numbers or 'labels'}")
             continue
         for doc, number in zip(docs, numbers):
             if not isinstance(doc, str) or not doc.strip() or number is None or not math.isfinite(number):

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
+from st_listwise.data.conversion import spans
 from st_listwise.data.files import blocks, excerpt
 from st_listwise.data.tally import Tally
 
@@ -63,15 +64,7 @@ class RunSpool:
 
     def ranges(self) -> list[tuple[int, int]]:
         """The first query and the one after the last of each part, queries in the order in which they are met."""
-        ends = np.cumsum(self.sizes)
-        ranges = []
-        low = 0
-        while low < len(ends):
-            done = ends[low - 1] if low else 0
-            high = max(low + 1, int(np.searchsorted(ends, done + LINES, side="right")))
-            ranges.append((low, high))
-            low = high
-        return ranges
+        return spans(self.sizes, LINES)
 
     def part(self, low: int, high: int) -> pa.Table:
         """All lines of a range of queries, as ``SPOOLED``."""

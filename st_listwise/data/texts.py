@@ -6,7 +6,7 @@ import json
 import mmap
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,8 +19,8 @@ from datasets.utils import tqdm
 from st_listwise.data.files import excerpt, numbered_lines
 from st_listwise.data.tally import Tally
 
-#: What texts can be read from.
-Texts: TypeAlias = str | os.PathLike[str] | Mapping[str, str] | Dataset | Iterable[tuple[str, str]]
+#: What texts can be read from. Not an iterator: what is read once cannot be told from other input.
+Texts: TypeAlias = str | os.PathLike[str] | Mapping[Any, str | None] | Dataset | Sequence[tuple[Any, str | None]]
 #: Names of identifiers, the first that a record has counts.
 IDS = ("_id", "id", "doc_id", "query_id")
 #: Identifiers that are turned into Arrow at a time.
@@ -142,8 +142,8 @@ def read_texts(source: Texts, name: str, tally: Tally) -> Iterator[Text]:
 
     Args:
         source: A file, plain or gzip, of JSON objects or of ``id<TAB>text``, one a line; a mapping from identifiers to
-            texts; a data set. Objects and rows have ``_id``, ``id``, ``doc_id`` or ``query_id``, and ``text``; a
-            ``title`` goes before the text.
+            texts; pairs of both; a data set. None is no text. Objects and rows have ``_id``, ``id``, ``doc_id`` or
+            ``query_id``, and ``text``; a ``title`` goes before the text.
         name: What the source is called where it is no file.
         tally: Takes the faults.
     """
@@ -151,6 +151,7 @@ def read_texts(source: Texts, name: str, tally: Tally) -> Iterator[Text]:
     for number, raw in _numbered(source, name, tally):
         try:
             id, text = _parsed(raw)
+            f"{id}{text}".encode()  # half a surrogate pair, as JSON may have it, is no text that can be written
         except ValueError as error:
             tally.fault(f"{name} lines that cannot be read", f"{where.at(number)}: {error}")
             continue
@@ -169,8 +170,11 @@ def _numbered(source: Texts, name: str, tally: Tally) -> Iterable[tuple[int, Any
 
 def _parsed(raw: Any) -> tuple[str, str]:
     """Identifier and text of a line, a row or a pair; ValueError says what is wrong with it."""
-    if isinstance(raw, tuple):
-        return raw
+    if isinstance(raw, tuple) and len(raw) == 2:
+        id, text = raw
+        if not isinstance(text, str | None):
+            raise ValueError(f"the text of {id!r} is no string: {excerpt(repr(text))}")
+        return str(id), text or ""
     if isinstance(raw, str):
         if not raw.lstrip().startswith("{"):
             id, tab, text = raw.partition("\t")
@@ -178,6 +182,8 @@ def _parsed(raw: Any) -> tuple[str, str]:
                 raise ValueError(f"neither a JSON object nor id<TAB>text: {excerpt(raw)}")
             return id.strip(), text
         raw = json.loads(raw)
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"neither a dict with an id and a text nor a pair (id, text): {excerpt(repr(raw))}")
     own = next((raw[key] for key in IDS if raw.get(key) is not None), None)
     if own is None:
         raise ValueError(f"no id under {', '.join(IDS)}: {excerpt(str(raw))}")

@@ -43,7 +43,8 @@ def read_trec(
         qrels: Lines ``qid 0 docid grade``, or three columns query, document and grade, with or without a header that
             names them (``query-id corpus-id score``). Grades below 0 are taken as 0.
         corpus: JSON lines (``_id``, ``id`` or ``doc_id``, ``title``, ``text``) or ``id<TAB>text``; or a mapping from
-            identifiers to texts; or a data set with these columns. The title goes before the text.
+            identifiers to texts, or a list of such pairs; or a data set with these columns. The title goes before the
+            text.
         queries: As ``corpus``; identifiers may be named ``query_id``.
         ir_dataset: Identifier in ir-datasets, which gives those of the four that are not named (its scored documents
             as run). Needs ``pip install ir_datasets``.
@@ -198,4 +199,9 @@ def _parts(ir_dataset: str | None, **parts: Any) -> dict[str, Any]:
     """What is given, and what ir-datasets gives in place of the rest."""
     if missing := [name for name, part in parts.items() if part is None and ir_dataset is None]:
         raise ValueError(f"There is no {' and no '.join(missing)}: give a file, or an ir_dataset that has it.")
+    if iterators := [name for name, part in parts.items() if isinstance(part, Iterator)]:
+        raise ValueError(
+            f"The {' and the '.join(iterators)} can be read only once, so that it is not known whether they were read "
+            "before: give a file, a mapping or a list."
+        )
     return {name: IrDatasetPart(str(ir_dataset), name) if part is None else part for name, part in parts.items()}
