@@ -369,6 +369,23 @@ def test_bad_options_are_quoted(name: str, options: dict[str, Any], message: str
         getattr(functional, name)(*OK, **options)
 
 
+@pytest.mark.parametrize(
+    ("weighting", "message"),
+    [
+        (lambda *_: math.inf, "inf for query 1, positions 2 and 1 of the model's order"),
+        (lambda gain, *_: gain[:, :, None] / gain[:, None, :] * math.nan, "nan for query 1, positions 2 and 1"),
+        (lambda gain, *_: torch.ones(1, 5, 5), r"shape \(1, 5, 5\) for query 0.* broadcast to \(1, 2, 2\)"),
+        (lambda gain, *_: torch.ones(2, 2, 2), r"shape \(2, 2, 2\) for query 0"),
+    ],
+)
+def test_a_weighting_of_weights_that_cannot_be_used_names_the_query(weighting: Any, message: str) -> None:
+    """The first query has one label, so that none of its pairs counts."""
+    scores, labels = torch.tensor([[0.0, 1.0, 9.0]] * 2), torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    mask = torch.tensor([[True, True, False]] * 2)
+    with pytest.raises(ValueError, match=message):
+        functional.lambda_loss(scores, labels, mask, weighting=weighting)
+
+
 @pytest.mark.parametrize("name", ["approx_ndcg", "lambda_loss"])
 @pytest.mark.parametrize(("labels", "place"), [([1.0, -0.5], 1), ([128.0, 0.0], 0)])
 def test_labels_outside_the_gain_are_refused_rather_than_nan(name: str, labels: list[float], place: int) -> None:
