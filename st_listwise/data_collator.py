@@ -25,7 +25,8 @@ class ListwiseDataCollator(CrossEncoderDataCollator):
             ``prompts``.
 
     Raises:
-        ValueError: a loss that is not of this package; bad input, as the loss would raise it.
+        ValueError: no loss, or one that is not of this package; a data set that has none; bad input, as the loss would
+            raise it.
 
     Example:
         ::
@@ -37,6 +38,8 @@ class ListwiseDataCollator(CrossEncoderDataCollator):
 
     def __init__(self, loss: ListwiseLoss | dict[str, ListwiseLoss], **options: Any) -> None:
         losses = loss if isinstance(loss, dict) else {"": loss}
+        if not losses:
+            raise ValueError("ListwiseDataCollator needs at least one loss: {'name of the data set': loss}.")
         for part in losses.values():
             if not isinstance(part, ListwiseLoss):
                 raise ValueError(f"ListwiseDataCollator takes losses of st_listwise, got {type(part).__name__}.")
@@ -45,7 +48,20 @@ class ListwiseDataCollator(CrossEncoderDataCollator):
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = super().__call__(features)
-        loss = self.loss[batch["dataset_name"]] if isinstance(self.loss, dict) else self.loss
+        loss = self._loss_of(batch.get("dataset_name"))
         columns: Any = [column for name, column in batch.items() if name not in APART]
         ready = loss.prepare(columns, batch.get("label"), batch.get("prompt"), batch.get("task"))
         return {name: batch[name] for name in APART if name in batch} | {"ready": ready}
+
+    def _loss_of(self, name: str | None) -> ListwiseLoss:
+        if not isinstance(self.loss, dict):
+            return self.loss
+        if name in self.loss:
+            return self.loss[name]
+        known = ", ".join(map(repr, self.loss))
+        if name is None:
+            raise ValueError(
+                f"ListwiseDataCollator has losses for the data sets {known}, but this one has no name: give "
+                "the trainer a dictionary of data sets, or the collator one loss."
+            )
+        raise ValueError(f"ListwiseDataCollator has no loss for the data set {name!r}, only for {known}.")

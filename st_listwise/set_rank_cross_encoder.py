@@ -327,14 +327,17 @@ class SetRankCrossEncoder(CrossEncoder):
     def _score_in_parts(self, encoded: dict[str, Tensor], sizes: list[int]) -> Tensor:
         """Set attention over lists of like sizes together: little padding, and memory that is bounded."""
         starts = np.cumsum([0, *sizes])
-        scores = encoded["sentence_embedding"].new_empty(int(starts[-1]))
         longest_first = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+        order, scores = [], []
         for part_of in cut_padded([sizes[index] for index in longest_first], DOCUMENTS_AT_ONCE):
             lists = longest_first[part_of]
-            rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in lists]).to(scores.device)
+            rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in lists])
+            rows = rows.to(encoded["sentence_embedding"].device)
             part = {key: value[rows] for key, value in encoded.items()}
-            scores[rows] = self({"encoded": [part], "list_sizes": [sizes[i] for i in lists]})["scores"].reshape(-1)
-        return scores
+            scored = self({"encoded": [part], "list_sizes": [sizes[i] for i in lists]})
+            order.append(rows)
+            scores.append(scored["scores"].reshape(-1))  # under autocast in another precision than the embeddings
+        return torch.cat(scores)[torch.argsort(torch.cat(order))]
 
     def rank_batch(
         self,

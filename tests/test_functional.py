@@ -14,6 +14,7 @@ from loss_cases import CASES, Case
 from torch import Tensor
 
 from st_listwise import functional, testing
+from st_listwise.functional.lists import pad_lists
 
 MATRIX = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 UNORDERED = pytest.mark.parametrize(
@@ -367,6 +368,57 @@ def test_bad_input_is_named(loss: Callable[..., Tensor], what: str, arguments: t
 def test_bad_options_are_quoted(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         getattr(functional, name)(*OK, **options)
+
+
+@pytest.mark.parametrize(("label", "eps"), [(1.0, 1.0), (1.0, 4.0), (3.0, 5.0), (3.0, 20.0)])
+def test_the_smallest_ideal_dcg_was_that_of_gains_scaled_by_the_largest(label: float, eps: float) -> None:
+    """One relevant document below another one: the pair weighs its gain over its ideal DCG, 2^y - 1, or over eps."""
+    scores, labels = torch.tensor([[0.0, 1.0]]), torch.tensor([[label, 0.0]])
+    share = (2**label - 1) / max(2**label - 1, eps)
+    swap = (1 - 1 / math.log2(3)) * share
+    value = functional.lambda_loss(scores, labels, weighting="lambdarank", eps=eps)
+    assert value.item() == pytest.approx(swap * math.log2(1 + math.e), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["approx_ndcg", "lambda_loss"])
+@pytest.mark.parametrize("label", [1e-8, 1e-7, 1e-4, 0.1])
+def test_the_exponential_gain_of_a_tiny_label_was_zero(name: str, label: float) -> None:
+    """Two relevant documents of labels y and 2y have gains of a ratio of 2, as y falls, whatever y is."""
+    loss = getattr(functional, name)
+    scores = torch.tensor([[0.3, -0.2, 1.0]], requires_grad=True)
+    labels = torch.tensor([[label, 2 * label, 0.0]])
+    options = {"eps": 0.0} if name == "lambda_loss" else {}
+    value = loss(scores, labels, **options)
+    exact = math.expm1(label * math.log(2)), math.expm1(2 * label * math.log(2)), 0.0
+    linear = loss(scores, torch.tensor([exact]), gain="linear", **options)
+    assert value.item() == pytest.approx(linear.item(), rel=1e-5)
+    (gradient,) = torch.autograd.grad(value, scores)
+    (expected,) = torch.autograd.grad(linear, scores)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("lengths", [[1, 2], [3, 3], [], [6, -1]])
+def test_documents_beyond_the_lengths_were_dropped(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="add up to 5 documents, not to"):
+        pad_lists(torch.arange(5.0), lengths)
+
+
+@pytest.mark.parametrize(
+    ("weighting", "message"),
+    [
+        (lambda *_: math.inf, "inf for query 1, positions 2 and 1 of the model's order"),
+        (lambda gain, *_: gain[:, :, None] / gain[:, None, :] * math.nan, "nan for query 1, positions 2 and 1"),
+        (lambda gain, *_: torch.ones(1, 5, 5), r"shape \(1, 5, 5\) for query 0.* broadcast to \(1, 2, 2\)"),
+        (lambda gain, *_: torch.ones(2, 2, 2), r"shape \(2, 2, 2\) for query 0"),
+    ],
+)
+def test_a_weighting_of_weights_that_cannot_be_used_names_the_query(weighting: Any, message: str) -> None:
+    """The first query has one label, so that none of its pairs counts."""
+    scores, labels = torch.tensor([[0.0, 1.0, 9.0]] * 2), torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    mask = torch.tensor([[True, True, False]] * 2)
+    with pytest.raises(ValueError, match=message):
+        functional.lambda_loss(scores, labels, mask, weighting=weighting)
 
 
 @pytest.mark.parametrize("name", ["approx_ndcg", "lambda_loss"])

@@ -241,6 +241,19 @@ def test_what_cannot_be_combined_is_refused() -> None:
     assert json.loads(json.dumps(config)) == config
 
 
+@pytest.mark.parametrize("name", ["rank.v1", "", "type", "train", "keys", "half", "training", 3])
+def test_some_names_of_combined_losses_were_a_key_error_of_pytorch(name: Any) -> None:
+    loss = st_listwise.ListMLELoss(tiny_bert())
+    with pytest.raises(ValueError, match=f"{name!r} cannot be the name of a loss.* without a dot"):
+        st_listwise.CombinedLoss({"a": (loss, 1.0), name: (loss, 1.0)})
+
+
+@pytest.mark.parametrize("name", ["rank v1", "type_loss", "ListMLE(τ=1)", "losses"])
+def test_any_other_name_of_a_combined_loss_is_its_key_in_the_log(name: str) -> None:
+    combined = st_listwise.CombinedLoss({name: (st_listwise.ListMLELoss(tiny_bert()), 1.0)})
+    assert list(combined([QUERIES, DOCS], LABELS)) == [name]
+
+
 def test_a_pair_longer_than_the_token_budget_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     loss = st_listwise.ListMLELoss(tiny_bert(), mini_batch_tokens=10)
     with caplog.at_level("WARNING"):

@@ -51,6 +51,24 @@ def test_scores_do_not_depend_on_the_batch_size_or_on_other_queries(shape: dict[
         start += size
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_autocast_broke_off_prediction(shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores in half precision were written into a buffer of the embeddings' precision."""
+    monkeypatch.setattr("st_listwise.set_rank_cross_encoder.DOCUMENTS_AT_ONCE", 4)  # several parts to put in order
+    config = SetRankConfig(**{"width": 8, "heads": 4, "identity_start": False, **shape})
+    text, numeric = tiny_set(**shape), SetRankCrossEncoder(features=FeatureVectors(3), set_rank=config)
+    vectors = [("q", row) for row in np.random.default_rng(0).normal(size=(len(PAIRS), 3))]
+    for model, pairs in ((text, PAIRS), (numeric, vectors)):
+        expected = model.predict(pairs, list_sizes=SIZES)
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = model.predict(pairs, list_sizes=SIZES)
+            best = model.rank("q", [document for _, document in pairs[:4]])[0]
+        assert scores.dtype == np.float32
+        assert expected.std() > 0.1
+        np.testing.assert_allclose(scores, expected, atol=0.1 * expected.std())
+        assert np.isfinite(best["score"])
+
+
 def test_scores_depend_on_the_other_documents_of_the_list() -> None:
     model = tiny_set()
     assert abs(model.predict(PAIRS[:2])[0] - model.predict(PAIRS[:1])[0]) > 0.1

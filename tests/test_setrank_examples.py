@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny_models import tiny_bert
 
-from st_listwise import SetRankCrossEncoder
+from st_listwise import SetRankConfig, SetRankCrossEncoder
+from st_listwise.modules import SetRank
 
 ROOT = Path(__file__).parents[1] / "examples"
 sys.path[:0] = [str(ROOT / "ms_marco"), str(ROOT / "setrank")]
@@ -70,6 +72,35 @@ def test_the_made_data_needs_the_list() -> None:
     assert np.linalg.norm(np.mean(means, 0)) < 0.5 * np.mean([np.linalg.norm(mean) for mean in means])
 
 
+@pytest.mark.parametrize("points", [0, 2])
+@pytest.mark.parametrize("sampling", ["absolute", "relative"])
+@pytest.mark.parametrize("scored", [False, True])
+def test_the_baseline_without_context_lost_the_initial_ranking(points: int, sampling: Any, scored: bool) -> None:
+    """Each document stood at position 0, so that the difference to SetRank was not that of the context alone."""
+    shape: dict[str, Any] = {"heads": 2, "inducing_points": points, "identity_start": False, "dropout": 0.0}
+    model = SetRank(8, SetRankConfig(**shape, ordinal=sampling, max_docs=3))  # no room for a random start
+    plain = SetRank(8, SetRankConfig(**shape))
+    plain.blocks.load_state_dict(model.blocks.state_dict())
+    model.__class__ = train_letor.WithoutContext
+    vectors, scores = torch.randn(6, 8), torch.tensor([[0.1], [0.3], [0.2], [7.0], [9.0], [8.0]])
+    features = {"sentence_embedding": vectors, "list_sizes": [3, 3], **({"initial_scores": scores} if scored else {})}
+    rows = model.ordinal.tables[0, [2, 0, 1, 2, 0, 1] if scored else [0, 1, 2, 0, 1, 2]]
+    expected = plain({"sentence_embedding": vectors + rows, "list_sizes": [1] * 6})["set_embedding"]
+    torch.testing.assert_close(model(features)["set_embedding"], expected)
+
+
+@pytest.mark.parametrize("points", [0, 2])
+def test_the_baseline_without_ordinal_embeddings_is_the_network_on_lists_of_one(points: int) -> None:
+    """To the last bit, dropout included: figures that were measured with it hold."""
+    model = SetRank(8, SetRankConfig(width=4, heads=2, inducing_points=points, identity_start=False, dropout=0.3))
+    vectors, found = torch.randn(6, 8), []
+    for kind, sizes in ((SetRank, [1] * 6), (train_letor.WithoutContext, [4, 2])):
+        model.__class__ = kind
+        torch.manual_seed(1)
+        found.append(model({"sentence_embedding": vectors, "list_sizes": sizes})["set_embedding"])
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -79,6 +110,8 @@ def test_the_made_data_needs_the_list() -> None:
         ("--train {good} --test {good} --loss ListMLE", "Did you mean ListMLELoss"),
         ("--train {good} --test {good} --ranking_features 9", r"ranking_columns=\[8\] must lie between 0 and 2"),
         ("--train {good} --test {good} --heads 5", "heads=5 must divide the width, 64"),
+        ("--train {good} --test {good} --valid {none}", "None of the 2 valid lists has a label above 0"),
+        ("--train {good} --test {none}", "None of the 2 test lists has a label above 0"),
     ],
 )
 def test_faults_are_named_and_nothing_is_written(
@@ -87,6 +120,8 @@ def test_faults_are_named_and_nothing_is_written(
     files = {"good": letor(tmp_path / "good.txt", 12, 0), "bad": tmp_path / "bad.txt", "wide": tmp_path / "wide.txt"}
     files["bad"].write_text("1 qid:1 1:1\n1 1:1\n")
     files["wide"].write_text("1 qid:1 7:1\n")
+    files["none"] = tmp_path / "none.txt"
+    files["none"].write_text("0 qid:1 1:1\n0 qid:1 1:2\n0 qid:2 1:1\n")
     words = f"{arguments.format(**files)} --output_dir {tmp_path}/out --disable_tqdm true".split()
     assert train_letor.main(words) == 2
     assert re.search(message, capsys.readouterr().err)

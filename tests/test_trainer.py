@@ -127,6 +127,20 @@ def test_workers_know_the_loss_of_each_data_set_and_name_what_is_wrong(tmp_path:
         st_listwise.ListwiseDataCollator(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
+def test_a_data_set_without_a_loss_was_a_bare_key_error_of_the_collator() -> None:
+    with pytest.raises(ValueError, match="needs at least one loss"):
+        st_listwise.ListwiseDataCollator({})
+    model = tiny_bert()
+    collator = st_listwise.ListwiseDataCollator(
+        {"a": st_listwise.ListMLELoss(model), "c": st_listwise.RankNetLoss(model)}
+    )
+    row = {"query": "q", "docs": ["x", "y"], "labels": [1, 0]}
+    with pytest.raises(ValueError, match="for the data sets 'a', 'c', but this one has no name"):
+        collator([row])
+    with pytest.raises(ValueError, match="no loss for the data set 'b', only for 'a', 'c'"):
+        collator([{"dataset_name": "b", **row}])
+
+
 def test_a_dictionary_of_losses_for_several_data_sets(tmp_path: Path) -> None:
     model = tiny_bert()
     dataset = DatasetDict({"graded": Dataset.from_dict(ROWS), "teacher": Dataset.from_dict(ROWS)})

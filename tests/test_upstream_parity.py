@@ -83,6 +83,32 @@ def test_value_and_gradient_equal_upstream(
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
 
 
+class InverseDistance(nn.Module):
+    """1 / |i - j|, with something else where i = j, a pair that never counts."""
+
+    def __init__(self, diagonal: float) -> None:
+        super().__init__()
+        self.diagonal = diagonal
+
+    def forward(self, gain: Tensor, discount: Tensor, labels: Tensor) -> Tensor:
+        positions = torch.arange(gain.shape[-1])
+        distance = (positions[:, None] - positions).abs()
+        return torch.where(distance == 0, self.diagonal, 1 / distance)[None]
+
+
+@pytest.mark.parametrize("diagonal", [float("inf"), float("nan"), -float("inf")])
+@pytest.mark.parametrize("k", [None, 1])
+def test_a_weighting_that_is_infinite_for_pairs_that_do_not_count_gave_nan(diagonal: float, k: int | None) -> None:
+    for lists in (slice(0, 1), slice(1, 2)):
+        options = {"weighting_scheme": InverseDistance(diagonal), "k": k}
+        value, gradient = step(st_listwise, "LambdaLoss", options, TIED, lists)
+        upstream_value, _ = step(upstream, "LambdaLoss", options, TIED, lists)  # its gradient is NaN
+        options["weighting_scheme"] = InverseDistance(0.0)
+        _, expected_gradient = step(upstream, "LambdaLoss", options, TIED, lists)
+        torch.testing.assert_close(value.double(), upstream_value.double(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "name", ["ListNetLoss", "ListMLELoss", "PListMLELoss", "ADRMSELoss", "RankNetLoss", "LambdaLoss"]
 )

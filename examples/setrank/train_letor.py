@@ -28,6 +28,7 @@ from transformers import HfArgumentParser, set_seed
 from st_listwise import FeatureVectors, SetRankConfig, SetRankCrossEncoder
 from st_listwise.data import read_letor
 from st_listwise.evaluation import predict_lists
+from st_listwise.functional.lists import length_mask
 from st_listwise.modules import SetRank
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
@@ -86,18 +87,36 @@ class TrainingArguments(CrossEncoderTrainingArguments):
 
 
 class WithoutContext(SetRank):
-    """The same layers, but each document attends to itself alone."""
+    """The same layers, ordinal embeddings too, but each document attends to itself alone."""
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return super().forward({**features, "list_sizes": [1] * len(features["sentence_embedding"])})
+        documents = self.projection(features["sentence_embedding"])
+        if self.ordinal is not None:  # positions are those of the whole list
+            sizes = features["list_sizes"]
+            mask = length_mask(sizes, documents.device)
+            positions = self._positions(features.get("initial_scores"), sizes, mask)
+            documents = documents + self.ordinal(positions, mask.sum(-1))[mask]
+        documents = documents[:, None]
+        alone = torch.ones_like(documents[..., 0], dtype=torch.bool)
+        for block in self.blocks:
+            documents = block(documents, alone)
+        return {**features, "set_embedding": documents[:, 0]}
 
 
 class NDCGEvaluator(BaseEvaluator):
-    """nDCG@10 with gain 2^label - 1 over the lists with a relevant document, ties averaged."""
+    """nDCG@10 with gain 2^label - 1 over the lists with a relevant document, ties averaged.
+
+    ValueError: there is no such list.
+    """
 
     def __init__(self, lists: Dataset, name: str) -> None:
         super().__init__()
         rows = [row for row in lists if max(row["labels"]) > 0]
+        if not rows:
+            raise ValueError(
+                f"None of the {len(lists)} {name} lists has a label above 0, so that nDCG@10 has no value. Give other "
+                "files; --valid, if that is the held-out tenth of the training file."
+            )
         self.queries, self.docs = [row["query"] for row in rows], [row["docs"] for row in rows]
         self.labels = [row["labels"] for row in rows]
         self.name, self.metric = name, f"{name}_ndcg@10"

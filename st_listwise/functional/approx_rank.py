@@ -6,6 +6,7 @@ than the others must come out with a smaller rank. Turned round, a trained reran
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -207,13 +208,16 @@ def ideal_share(labels: Tensor, mask: Tensor, gain: Gain, top_k: int | None = No
     check_choice("gain", gain, GAINS)
     _check_gain_range(labels, mask, gain)
     # 2^y of a large label leaves float32; the share does not change when all gains are scaled by the largest.
-    top = labels.amax(-1, keepdim=True)
-    gains = torch.exp2(labels - top) - torch.exp2(-top) if gain == "exponential" else labels
+    scale, gains = torch.ones_like(labels[:, :1]), labels
+    if gain == "exponential":
+        top = labels.amax(-1, keepdim=True)
+        scale = torch.exp2(-top)
+        gains = torch.exp2(labels - top) * -torch.expm1(-math.log(2) * labels)  # as 2^y - 1 is 0 for a tiny label
     gains = gains.masked_fill(~mask, 0)
     ideal = gains.sort(dim=-1, descending=True).values[:, :top_k]
     positions = torch.arange(1, ideal.shape[-1] + 1, device=labels.device)
     max_dcg = (ideal / torch.log2(1 + positions.to(ideal))).sum(-1, keepdim=True)
-    return gains / max_dcg.clamp_min(max(eps, torch.finfo(gains.dtype).tiny))
+    return gains / max_dcg.maximum(eps * scale).clamp_min(torch.finfo(gains.dtype).tiny)
 
 
 def _check_gain_range(labels: Tensor, mask: Tensor, gain: Gain) -> None:

@@ -27,10 +27,15 @@ def pad_lists(values: Tensor, lengths: Sequence[int], fill: float = 0.0) -> Tens
     Returns:
         ``(lists, max(lengths), …)``, differentiable in ``values``.
 
+    Raises:
+        ValueError: the lengths do not add up to the number of documents, or one is negative.
+
     >>> pad_lists(torch.tensor([3.0, 1.0, 2.0]), [1, 2])
     tensor([[3., 0.],
             [1., 2.]])
     """
+    if sum(lengths) != len(values) or min(lengths, default=0) < 0:
+        raise ValueError(f"lengths must be from 0 on and add up to {len(values)} documents, not to {sum(lengths)}.")
     mask = length_mask(lengths, device=values.device)
     padded = values.new_full((*mask.shape, *values.shape[1:]), fill)
     return padded.masked_scatter(mask.view(*mask.shape, *[1] * (values.ndim - 1)), values)

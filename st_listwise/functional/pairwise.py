@@ -102,7 +102,8 @@ def lambda_loss(
         labels: ``(lists, docs)`` relevance, larger is better, not negative (any sign for ``weighting="none"``).
         mask: ``(lists, docs)`` bool, True for real documents. None: all are.
         weighting: A name from the list above, or a function of (gain, discount, labels), each ``(1, docs)`` for one
-            list in the model's order, that returns weights which broadcast to ``(1, docs, docs)``.
+            list in the model's order, that returns weights which broadcast to ``(1, docs, docs)``; those of pairs
+            that do not count may be anything.
         top_k: nDCG@k: the cut-off of the ideal DCG; pairs need one document among the model's first k. None: all.
         sigma: Scale of score differences, above 0.
         mu: Weight of "ndcg2" in "ndcg2pp".
@@ -116,7 +117,8 @@ def lambda_loss(
 
     Raises:
         ValueError: wrong shapes, non-finite scores or labels, labels out of the gain's range, ``sigma`` or ``mu`` not
-            above 0, ``top_k`` below 1, unknown ``weighting``, ``gain`` or ``log_base``.
+            above 0, ``top_k`` below 1, unknown ``weighting``, ``gain`` or ``log_base``; weights of a function that
+            do not broadcast, or are not finite for a pair that counts.
 
     >>> labels = torch.tensor([[2.0, 1.0, 0.0]])
     >>> good, bad = torch.tensor([[1.5, 0.3, -1.0]]), torch.tensor([[-1.0, 0.3, 1.5]])
@@ -133,7 +135,7 @@ def lambda_loss(
     shares = torch.zeros_like(labels) if weighting == "none" else ideal_share(labels, mask, gain, top_k, eps)
     order = _model_order(scores.detach(), labels, mask)
     scores, labels, mask, shares = (part.gather(-1, order) for part in (scores, labels, mask, shares))
-    weigh = _weigher(weighting, shares, labels, mask, mu)
+    weigh = _weigher(weighting, shares, labels, mask, mu, top_k)
 
     def pair_weights(rows: slice) -> tuple[Tensor, Tensor]:
         pairs = _kept_pairs(labels, mask, top_k, weighting == "ndcg1", rows).to(scores)
@@ -192,13 +194,13 @@ def _kept_pairs(labels: Tensor, mask: Tensor, top_k: int | None, all_pairs: bool
 
 
 def _weigher(
-    weighting: Weighting | WeightingFunction, gain: Tensor, labels: Tensor, mask: Tensor, mu: float
+    weighting: Weighting | WeightingFunction, gain: Tensor, labels: Tensor, mask: Tensor, mu: float, top_k: int | None
 ) -> Callable[[slice], Tensor]:
     """From some rows to weights that broadcast to ``(lists, rows, docs)``, documents in the model's order."""
     docs = gain.shape[-1]
     discount = torch.log2(torch.arange(2, docs + 2, device=gain.device).to(gain))
     if callable(weighting):
-        dense = _custom_weights(weighting, gain, discount[None], labels, mask)
+        dense = _custom_weights(weighting, gain, discount[None], labels, mask, top_k)
         return lambda rows: dense[:, rows]
     if weighting == "none":
         return lambda rows: gain.new_ones(())
@@ -219,13 +221,34 @@ def _weigher(
 
 
 def _custom_weights(
-    function: WeightingFunction, gain: Tensor, discount: Tensor, labels: Tensor, mask: Tensor
+    function: WeightingFunction, gain: Tensor, discount: Tensor, labels: Tensor, mask: Tensor, top_k: int | None
 ) -> Tensor:
     """A user's weighting, called for one unpadded list at a time, so that it cannot see neighbours or padding."""
     docs = gain.shape[-1]
     weights = gain.new_zeros(*gain.shape, docs)
     for row, size in enumerate(mask.sum(-1).tolist()):
         if size:
-            value = function(gain[row : row + 1, :size], discount[:, :size], labels[row : row + 1, :size])
-            weights[row, :size, :size] = torch.as_tensor(value).expand(1, size, size)[0]
+            own = slice(row, row + 1), slice(size)
+            value = torch.as_tensor(function(gain[own], discount[:, :size], labels[own])).to(gain)
+            pairs = _kept_pairs(labels[own], mask[own], top_k, False, slice(size))
+            weights[row, :size, :size] = _checked_weights(value, pairs, row)
     return weights
+
+
+def _checked_weights(value: Tensor, pairs: Tensor, query: int) -> Tensor:
+    """``(docs, docs)``, 0 for pairs that do not count: a weighting may well be infinite where i = j."""
+    try:
+        value = value.expand_as(pairs)
+    except RuntimeError as error:
+        raise ValueError(
+            f"weighting gives weights of shape {tuple(value.shape)} for query {query}; they must broadcast to "
+            f"{tuple(pairs.shape)}."
+        ) from error
+    bad = pairs & ~torch.isfinite(value)
+    if bad.any():
+        _, better, worse = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"weighting gives {value[0, better, worse].item()} for query {query}, positions {better + 1} and "
+            f"{worse + 1} of the model's order, of which the first has the larger label: such weights must be finite."
+        )
+    return torch.where(pairs, value, 0)[0]

@@ -23,8 +23,8 @@ class CombinedLoss(ListwiseLoss):
             ``share_prefix``.
 
     Raises:
-        ValueError: there are no losses, one is not of this package or has another model, or a weight is no finite
-            number from 0 on.
+        ValueError: there are no losses, one is not of this package or has another model, a weight is no finite number
+            from 0 on, or a name is empty, has a dot, or is one that PyTorch keeps for itself, such as "type".
 
     Inputs:
         Those of each loss.
@@ -55,6 +55,7 @@ class CombinedLoss(ListwiseLoss):
             raise ValueError("CombinedLoss needs at least one loss: {'name': (loss, weight)}.")
         model = None
         for name, (loss, weight) in losses.items():
+            _check_name(name)
             if not isinstance(loss, ListwiseLoss):
                 raise ValueError(f"CombinedLoss: {name!r} is {type(loss).__name__}, not a loss of st_listwise.")
             if not (isinstance(weight, (int, float)) and 0 <= weight < math.inf):
@@ -97,3 +98,12 @@ class CombinedLoss(ListwiseLoss):
     @property
     def citation(self) -> str:
         return "\n".join(dict.fromkeys(loss.citation.strip() for loss in self.losses.values()))
+
+
+def _check_name(name: object) -> None:
+    """A loss is a module of that name, and PyTorch's modules have methods and paths."""
+    if not isinstance(name, str) or not name or "." in name or hasattr(nn.ModuleDict(), name):
+        raise ValueError(
+            f"CombinedLoss: {name!r} cannot be the name of a loss. A name is a text of at least one character, without "
+            "a dot, and not one that PyTorch's modules have for themselves, such as 'type' or 'train'; take 'type_loss'."
+        )
