@@ -145,9 +145,9 @@ class _Sums:
         hooks = [parameter._backward_hooks for parameter in self.parameters]
         handles = []
         try:
-            for index, parameter in enumerate(self.parameters):
+            for parameter in self.parameters:
                 parameter._backward_hooks = None
-                handles.append(parameter.register_hook(partial(self._take, index)))
+                handles.append(parameter.register_hook(partial(self._take, id(parameter))))
             torch.autograd.grad(outputs, self.parameters, gradients, allow_unused=True)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
@@ -162,24 +162,25 @@ class _Sums:
             for parameter, own in zip(self.parameters, hooks):
                 parameter._backward_hooks = own
 
-    def _take(self, index: int, gradient: Tensor) -> Tensor:
+    def _take(self, address: int, gradient: Tensor) -> Tensor:
         """Add one as soon as it is there, and hand on a zero that takes no memory."""
-        if index in self.totals:
-            self.totals[index].add_(gradient)
+        if address in self.totals:
+            self.totals[address].add_(gradient)
         else:
-            self.totals[index] = gradient.clone()
+            self.totals[address] = gradient.clone()
         return torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
 
     def hand_over(self) -> list[Tensor | None]:
         """Sums for the joined ones, zero for those of them whose pairs teach nothing; others get theirs here."""
-        totals = {id(self.parameters[index]): total for index, total in self.totals.items()}
-        self.totals = {}
+        totals, self.totals = self.totals, {}
+        for own in self.joined:
+            if id(own) in self.used and id(own) not in totals:
+                totals[id(own)] = torch.zeros_like(own)
         handed = [totals.pop(id(own), None) for own in self.joined]
         for own in self.parameters:
             if id(own) in totals:
                 own.backward(totals[id(own)])
-        zero = [total is None and id(own) in self.used for own, total in zip(self.joined, handed)]
-        return [torch.zeros_like(own) if empty else total for own, total, empty in zip(self.joined, handed, zero)]
+        return handed
 
 
 class _Parameters(torch.autograd.Function):

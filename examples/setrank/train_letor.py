@@ -23,12 +23,12 @@ from datasets import Dataset
 from figures import ndcg
 from sentence_transformers import CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
+from torch import Tensor
 from transformers import HfArgumentParser, set_seed
 
 from st_listwise import FeatureVectors, SetRankConfig, SetRankCrossEncoder
 from st_listwise.data import read_letor
 from st_listwise.evaluation import predict_lists
-from st_listwise.functional.lists import length_mask
 from st_listwise.modules import SetRank
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
@@ -89,18 +89,9 @@ class TrainingArguments(CrossEncoderTrainingArguments):
 class WithoutContext(SetRank):
     """The same layers, ordinal embeddings too, but each document attends to itself alone."""
 
-    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        documents = self.projection(features["sentence_embedding"])
-        if self.ordinal is not None:  # positions are those of the whole list
-            sizes = features["list_sizes"]
-            mask = length_mask(sizes, documents.device)
-            positions = self._positions(features.get("initial_scores"), sizes, mask)
-            documents = documents + self.ordinal(positions, mask.sum(-1))[mask]
-        documents = documents[:, None]
-        alone = torch.ones_like(documents[..., 0], dtype=torch.bool)
-        for block in self.blocks:
-            documents = block(documents, alone)
-        return {**features, "set_embedding": documents[:, 0]}
+    def attend(self, documents: Tensor, mask: Tensor) -> Tensor:
+        alone = documents[mask][:, None]
+        return super().attend(alone, torch.ones_like(alone[..., 0], dtype=torch.bool))
 
 
 class NDCGEvaluator(BaseEvaluator):

@@ -128,10 +128,14 @@ class SetRank(SavedModule):
         if self.ordinal is not None:
             counts = torch.tensor(sizes, device=vectors.device)
             documents = documents + self.ordinal(self._positions(features.get("initial_scores"), sizes, mask), counts)
+        features["set_embedding"] = self.attend(documents, mask)
+        return features
+
+    def attend(self, documents: Tensor, mask: Tensor) -> Tensor:
+        """``(lists, docs, width)`` through all blocks → ``(pairs, width)``, those that the mask has."""
         for block in self.blocks:
             documents = block(documents, mask)
-        features["set_embedding"] = documents[mask]
-        return features
+        return documents[mask]
 
     def _positions(self, initial_scores: Tensor | None, sizes: Sequence[int], mask: Tensor) -> Tensor:
         if initial_scores is not None:
