@@ -20,9 +20,9 @@ from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
 from st_listwise.sharded import recomputed, run_together
 
 #: Padded tokens in a mini-batch when the user sets no limit, by device type.
-AUTO_TOKENS = {"cpu": 512, "cuda": 32768}
+AUTO_TOKENS = {"cpu": 1024, "cuda": 32768}
 #: What a mini-batch costs beside its padded tokens, in tokens, by device type: parameters are read, gradients added.
-OVERHEAD_TOKENS = {"cpu": 80, "cuda": 4096}
+OVERHEAD_TOKENS = {"cpu": 120, "cuda": 4096}
 #: Pairs in a mini-batch where inputs tell no length.
 AUTO_PAIRS = 32
 

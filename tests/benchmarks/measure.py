@@ -7,10 +7,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from sentence_transformers import CrossEncoder
 from torch import nn
@@ -82,37 +84,47 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 
 class Floor:
-    """Seconds that real tokens would take without any padding, at the best time per token measured in this run.
+    """Seconds that real tokens would take without any padding, at the best time per token.
 
     For some lengths of the pairs, mini-batches of pairs of exactly that length are run forward and backward, with
-    several numbers of tokens, without mask and loss; the best of them counts. Times of lengths in between are
-    interpolated.
+    several numbers of tokens, without mask and loss. That is done once for each batch, beside its steps, as a machine
+    does not stay equally fast for minutes; the number of tokens that is best in the median over all batches counts.
+    Times of lengths in between are interpolated.
     """
 
-    BUDGETS = (65536, 32768, 16384) if CUDA else (1024, 512, 256)
+    BUDGETS = (65536, 32768, 16384) if CUDA else (2048, 1024)
 
-    def __init__(self, model: CrossEncoder, lengths: Sequence[int], repeats: int = 3) -> None:
+    def __init__(self, model: CrossEncoder, lengths: Sequence[int]) -> None:
         ordered = sorted(lengths)
-        places = [round(share * (len(ordered) - 1)) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
-        self.points = {length: self._best(model, length, repeats) for length in {ordered[place] for place in places}}
+        self.model = model
+        self.known = sorted({ordered[round(share * (len(ordered) - 1))] for share in (0.0, 0.25, 0.5, 0.75, 1.0)})
+        self.rounds: list[dict[tuple[int, int], float]] = []  #: (length, budget) → seconds a token
+        self._measured()  # to warm up
 
-    def seconds(self, lengths: Sequence[int]) -> float:
-        import numpy as np
+    def measure(self) -> None:
+        """Once more, of all lengths with all numbers of tokens."""
+        self.rounds.append(self._measured())
 
-        known = sorted(self.points)
-        per_token = np.interp(lengths, known, [self.points[length] for length in known])
-        return float((per_token * np.array(lengths)).sum())
-
-    def _best(self, model: CrossEncoder, length: int, repeats: int) -> float:
+    def seconds(self, lengths: Sequence[Sequence[int]]) -> list[float]:
+        """For each batch, from lengths of its pairs, at the speed that the machine had beside it."""
+        best = {length: min(self.BUDGETS, key=partial(self._median, length)) for length in self.known}
         found = []
-        for budget in self.BUDGETS:
-            pairs = max(1, budget // length)
-            ids = torch.randint(1000, 20000, (pairs, length), device=model.device)
+        for measured, own in zip(self.rounds, lengths, strict=True):
+            per_token = np.interp(own, self.known, [measured[length, best[length]] for length in self.known])
+            found.append(float((per_token * np.array(own)).sum()))
+        return found
+
+    def _median(self, length: int, budget: int) -> float:
+        return statistics.median(measured[length, budget] for measured in self.rounds)
+
+    def _measured(self) -> dict[tuple[int, int], float]:
+        found = {}
+        for length, budget in product(self.known, self.BUDGETS):
+            ids = torch.randint(1000, 20000, (max(1, budget // length), length), device=self.model.device)
             features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            taken = [seconds_of(_forward_and_backward, model, features) for _ in range(repeats)]
-            model.zero_grad()
-            found.append(statistics.median(taken) / ids.numel())
-        return min(found)
+            found[length, budget] = seconds_of(_forward_and_backward, self.model, features) / ids.numel()
+            self.model.zero_grad()
+        return found
 
 
 def _forward_and_backward(model: CrossEncoder, features: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ Time: same model, same pairs, one process, interleaved; medians of paired ratios
 throughput that no padding at all would give ("of floor", see measure.Floor). Peak memory: each variant in a process of
 its own, above the model and its gradients. Alike on CPU and on a CUDA device, there with bfloat16.
 
-    make bench                                                            # everything, half an hour on 2 cores
+    make bench                                                            # everything, an hour on 2 cores
     python tests/benchmarks/training_step.py --shapes wikiqa --losses ADRMSELoss LambdaLoss --steps 9
 """
 
@@ -60,20 +60,20 @@ def time_variants(
 ) -> dict[str, list[float]]:
     """Seconds of each variant, of preprocessing, and of the floor, for each batch; variants take turns."""
     losses = {variant: build_loss(variant, name, model) for variant in variants(shape, name)}
-    seconds: dict[str, list[float]] = {key: [] for key in [*losses, "preprocessing", "floor"]}
+    seconds: dict[str, list[float]] = {key: [] for key in [*losses, "preprocessing"]}
     for loss in losses.values():
         step(loss, first_list(steps[0]))
     floor = Floor(model, [length for own in lengths for length in own])
     order = list(losses)
-    for index, (batch, own) in enumerate(zip(steps, lengths)):
+    for index, batch in enumerate(steps):
+        floor.measure()
         for shift in range(len(order)):
             variant = order[(index + shift) % len(order)]
             seconds[variant].append(seconds_of(step, losses[variant], batch))
         columns = [batch.queries, batch.docs]
         seconds["preprocessing"].append(seconds_of(losses["ours"].prepare, columns, batch.labels))
-        seconds["floor"].append(floor.seconds(own))
         print(f"  {shape}, {name}: batch {index + 1} of {len(steps)}", end="\r", file=sys.stderr)
-    return seconds
+    return seconds | {"floor": floor.seconds(lengths)}
 
 
 def token_lengths(model: CrossEncoder, batch: Batch) -> list[int]:
