@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
+from sentence_transformers.cross_encoder import CrossEncoder
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
@@ -19,10 +20,14 @@ from st_listwise.recompute import Features, Stage, can_take_rows, free_memory, r
 from st_listwise.set_rank_cross_encoder import SetRankCrossEncoder
 from st_listwise.sharded import recomputed, run_together
 
-#: Padded tokens in a mini-batch when the user sets no limit, by device type.
-AUTO_TOKENS = {"cpu": 1024, "cuda": 32768}
-#: What a mini-batch costs beside its padded tokens, in tokens, by device type: parameters are read, gradients added.
-OVERHEAD_TOKENS = {"cpu": 120, "cuda": 4096}
+#: Padded tokens in a mini-batch when the user sets no limit: on a CPU, and on a GPU for a model as small as ``SMALL``.
+AUTO_TOKENS = {"cpu": 1024, "gpu": 32768}
+#: Larger models get fewer tokens on a GPU, so that a mini-batch stays as much work, but not fewer than this.
+LEAST_TOKENS = 2048
+#: Parameters of MiniLM-L6 beside its embeddings.
+SMALL = 10_800_000
+#: What a mini-batch costs beside its tokens, as a share of the automatic budget: parameters are read, gradients added.
+OVERHEAD = 1 / 8
 #: Pairs in a mini-batch where inputs tell no length.
 AUTO_PAIRS = 32
 
@@ -39,12 +44,12 @@ class Limits(NamedTuple):
     overhead: int | None = None
 
     @classmethod
-    def from_options(cls, size: int | None, tokens: int | None, device: torch.device) -> Limits:
+    def from_options(cls, size: int | None, tokens: int | None, model: CrossEncoder) -> Limits:
         """Both options None: an automatic token budget. ``size`` of 0 or less: no limit by count."""
-        kind = device.type if device.type in AUTO_TOKENS else "cuda"
+        automatic = auto_tokens(model)
         if size is None and tokens is None:
-            tokens = AUTO_TOKENS[kind]
-        overhead = OVERHEAD_TOKENS[kind] if tokens is not None else None
+            tokens = automatic
+        overhead = round(OVERHEAD * automatic) if tokens is not None else None
         return cls(size if size is not None and size > 0 else None, tokens, overhead)
 
     def cut(self, lengths: Sequence[int]) -> list[slice]:
@@ -54,6 +59,15 @@ class Limits(NamedTuple):
         [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]
         """
         return cut_padded(lengths, self.tokens, self.pairs, self.overhead)
+
+
+def auto_tokens(model: CrossEncoder) -> int:
+    """Padded tokens in a mini-batch of this model, on its device, when the user sets no limit."""
+    if model.device.type == "cpu":
+        return AUTO_TOKENS["cpu"]
+    embeddings = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding))
+    layers = max(1, sum(parameter.numel() for parameter in model.parameters()) - embeddings)
+    return min(AUTO_TOKENS["gpu"], max(LEAST_TOKENS, AUTO_TOKENS["gpu"] * SMALL // layers))
 
 
 class MiniBatches(NamedTuple):
@@ -80,12 +94,12 @@ def cut_pairs(
             trainer does.
         pairs: Queries and documents, anything that ``model.preprocess`` takes.
         mini_batch_size: Most pairs in one forward pass; 0 or less: all.
-        mini_batch_tokens: Most padded tokens in one forward pass. With neither option: ``AUTO_TOKENS`` of the device.
+        mini_batch_tokens: Most padded tokens in one forward pass. With neither option: :func:`auto_tokens`.
         prompt: Passed to ``model.preprocess``.
         task: Passed to ``model.preprocess``.
     """
     bare = unwrap(model)
-    limits = Limits.from_options(mini_batch_size, mini_batch_tokens, bare.device)
+    limits = Limits.from_options(mini_batch_size, mini_batch_tokens, bare)
     features = bare.preprocess(list(pairs), prompt=prompt, task=task)
     lengths = _lengths(features, len(pairs))
     if lengths is None:  # images: count pairs
@@ -102,15 +116,16 @@ def cut_pairs(
 
 def truncated_alike(batches: MiniBatches, max_length: int | None) -> int:
     """Number of pairs whose tokens, cut to the model's longest input, are those of another pair of the batch."""
-    full = [
-        features["input_ids"][features["attention_mask"].sum(-1) >= max_length]
-        for features in batches.features
-        if max_length and "input_ids" in features and "attention_mask" in features
-    ]
-    full = [rows for rows in full if len(rows)]
-    if not full:
+    batch_features = [part for part in batches.features if "input_ids" in part and "attention_mask" in part]
+    lengths = [features["attention_mask"].sum(-1) for features in batch_features]
+    longest = max((int(own.max()) for own in lengths), default=0)
+    if not max_length or longest < max_length:
         return 0
-    counts = torch.unique(torch.cat(full), dim=0, return_counts=True)[1]
+    # A model may be told to take more than max_length: what is cut is as long as the longest.
+    full = torch.cat(
+        [part["input_ids"][own == longest] for part, own in zip(batch_features, lengths) if own.max() == longest]
+    )
+    counts = torch.unique(full, dim=0, return_counts=True)[1]
     return int(counts[counts > 1].sum())
 
 

@@ -91,7 +91,7 @@ def split_prefixes(
         ValueError: the inputs have no attention mask, or are not padded on the left.
     """
     bare = unwrap(model)
-    limits = Limits.from_options(mini_batch_size, mini_batch_tokens, bare.device)
+    limits = Limits.from_options(mini_batch_size, mini_batch_tokens, bare)
     places = torch.argsort(whole.order)
     features = _in_given_order(whole.features, places)
     _check_left_padded(features)

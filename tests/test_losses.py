@@ -170,7 +170,7 @@ def test_the_prompt_is_passed_on(build: Build) -> None:
 
 def test_the_activation_is_applied_to_the_scores() -> None:
     model = tiny_bert()
-    scaled = st_listwise.ListMLELoss(model, activation_fn=nn.Hardtanh(-1e-6, 1e-6))
+    scaled = st_listwise.st_listwise.ListMLELoss(model, activation_fn=nn.Hardtanh(-1e-6, 1e-6))
     uniform = [math.log(2), math.log(4) + math.log(3), math.log(3), math.log(3) + math.log(2)]  # choices among equals
     assert step(scaled)[0].item() == pytest.approx(sum(uniform) / 6, abs=1e-5)
 
@@ -188,6 +188,31 @@ def test_the_configuration_rebuilds_the_loss(name: str, options: dict[str, Any])
     assert step(rebuilt)[0] == step(loss)[0]
 
 
+def test_an_activation_with_arguments_is_not_rebuilt_without_them() -> None:
+    """The configuration named the class alone: Hardtanh between -1 and 1 came back for any other one."""
+    model = tiny_bert()
+    name = st_listwise.ListMLELoss(model, activation_fn=nn.Hardtanh()).get_config_dict()["activation_fn"]
+    assert name == "torch.nn.modules.activation.Hardtanh"
+    name = st_listwise.ListMLELoss(model, activation_fn=nn.Hardtanh(-2, 3)).get_config_dict()["activation_fn"]
+    assert name == "torch.nn.modules.activation.Hardtanh(min_val=-2, max_val=3)"
+    with pytest.raises(ValueError, match="without arguments can be given; pass the module"):
+        st_listwise.ListMLELoss(model, activation_fn=name)
+
+
+def test_pairs_longer_than_the_models_longest_input_do_not_stop_the_count_of_those_cut_alike() -> None:
+    """Processing may take more tokens than max_seq_length says: rows of several widths could not be put together."""
+    model = tiny_bert()
+    model.max_seq_length = 16
+    model[0].processing_kwargs = {"text": {"max_length": 64}}
+    docs = [" ".join("x" * count) for count in (30, 20, 80, 80, 90)]
+    ready = st_listwise.ListMLELoss(model, mini_batch_size=1).prepare(
+        [["q"], [docs]], [torch.tensor([1.0, 0, 0, 0, 0])]
+    )
+    widths = [features["input_ids"].shape[1] for features in ready.mini_batches.features]
+    assert widths == [64, 64, 64, 34, 24]  # [CLS] q [SEP] … [SEP]
+    assert ready.alike == 3
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loss_cites_its_paper(name: str) -> None:
     citation = getattr(st_listwise, name)(tiny_bert()).citation
@@ -201,7 +226,7 @@ def test_a_loss_cites_its_paper(name: str) -> None:
 @MODELS
 def test_combined_losses_give_the_weighted_sum_of_their_gradients_from_one_forward_pass(build: Build) -> None:
     model = build().double()
-    rank, teacher = st_listwise.ListMLELoss(model, activation_fn=nn.Tanh()), st_listwise.ADRMSELoss(model)
+    rank, teacher = st_listwise.st_listwise.ListMLELoss(model, activation_fn=nn.Tanh()), st_listwise.ADRMSELoss(model)
     expected: dict[str, Tensor] = {}
     for loss, weight in ((rank, 2.0), (teacher, 0.5)):
         for name, gradient in step(loss, [QUERIES, DOCS, [0.5, 2.0, 0.0, 1.0, 3.0, 1.0]])[1].items():

@@ -15,7 +15,7 @@ from tiny_models import tiny_bert, tiny_decoder
 from torch import Tensor, nn
 from transformers import DataCollatorWithFlattening
 
-from st_listwise.scoring import AUTO_TOKENS, OVERHEAD_TOKENS, Limits, cut_pairs, score_mini_batches
+from st_listwise.scoring import Limits, auto_tokens, cut_pairs, score_mini_batches
 
 PAIRS = [
     ("what is a bear", "an animal"),
@@ -75,16 +75,33 @@ def test_of_all_ways_to_cut_the_one_of_least_padding_and_overhead_is_taken(
 @pytest.mark.parametrize(
     ("size", "tokens", "expected"),
     [
-        (None, None, Limits(None, AUTO_TOKENS["cpu"], OVERHEAD_TOKENS["cpu"])),
+        (None, None, Limits(None, 1024, 128)),
         (8, None, Limits(8, None)),
-        (None, 100, Limits(None, 100, OVERHEAD_TOKENS["cpu"])),
-        (8, 100, Limits(8, 100, OVERHEAD_TOKENS["cpu"])),
+        (None, 100, Limits(None, 100, 128)),
+        (8, 100, Limits(8, 100, 128)),
         (0, None, Limits(None, None)),  # once meant "the batch size", and the number of queries at that
         (-1, None, Limits(None, None)),
     ],
 )
 def test_what_the_options_mean(size: int | None, tokens: int | None, expected: Limits) -> None:
-    assert Limits.from_options(size, tokens, torch.device("cpu")) == expected
+    assert Limits.from_options(size, tokens, tiny_bert()) == expected
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "width", "inner", "expected"),
+    [
+        (30_522, 1_000, 10_800, 32_768),  # 10.8 million parameters beside the embeddings, as MiniLM-L6 has
+        (0, 100, 100, 32_768),
+        (30_522, 1_000, 43_200, 8_192),  # four times as many
+        (151_936, 4_096, 1_000_000, 2_048),  # 4 billion
+    ],
+)
+def test_larger_models_get_fewer_tokens_on_a_gpu(vocabulary: int, width: int, inner: int, expected: int) -> None:
+    """32,768 tokens whatever the model: a decoder of 4 billion parameters needed 200 GB for one mini-batch."""
+    layers = nn.Linear(width, inner, bias=False, device="meta")
+    model: Any = nn.Sequential(nn.Embedding(vocabulary, width, device="meta"), layers)
+    model.device = torch.device("cuda")
+    assert auto_tokens(model) == expected
 
 
 @MODELS

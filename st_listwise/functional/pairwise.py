@@ -139,7 +139,7 @@ def lambda_loss(
 
     def pair_weights(rows: slice) -> tuple[Tensor, Tensor]:
         pairs = _kept_pairs(labels, mask, top_k, weighting == "ndcg1", rows).to(scores)
-        return weigh(rows) * pairs, pairs.sum((-2, -1))  # a sum of ones within one chunk is exact
+        return weigh(rows) * pairs, pairs.sum((-2, -1)).long()  # a sum of ones within one chunk is exact
 
     total, pairs = _LogisticSums.apply(sigma * scores, pair_weights)
     per_list = total / pairs.clamp_min(1)
@@ -163,7 +163,7 @@ class _LogisticSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, pair_weights: Callable[[slice], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        total, number, slope = x.new_zeros(len(x)), x.new_zeros(len(x), dtype=torch.float64), torch.zeros_like(x)
+        total, number, slope = x.new_zeros(len(x)), x.new_zeros(len(x), dtype=torch.long), torch.zeros_like(x)
         for rows in row_chunks(x):
             weights, pairs = pair_weights(rows)
             behind = x[:, None, :] - x[:, rows, None]  # x_j - x_i

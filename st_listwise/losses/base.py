@@ -235,7 +235,7 @@ class ListwiseLoss(nn.Module, ABC):
     def get_config_dict(self) -> dict[str, Any]:
         """The constructor's arguments, JSON-able: ``type(loss)(model, **loss.get_config_dict())`` is an equal loss."""
         return {
-            "activation_fn": fullname(self.activation_fn),
+            "activation_fn": _activation_name(self.activation_fn),
             "mini_batch_size": self.mini_batch_size,
             "mini_batch_tokens": self.mini_batch_tokens,
             "recompute": self.recompute,
@@ -330,11 +330,20 @@ def _activation(activation_fn: nn.Module | str | None) -> nn.Module:
         return nn.Identity()
     if not isinstance(activation_fn, str):
         return activation_fn
-    if not activation_fn.startswith("torch.nn."):
+    if not activation_fn.startswith("torch.nn.") or "(" in activation_fn:
         raise ValueError(
-            f"activation_fn={activation_fn!r}: by name only modules of torch.nn can be given; pass the module."
+            f"activation_fn={activation_fn!r}: by name only modules of torch.nn without arguments can be given; pass the "
+            "module."
         )
     return import_from_string(activation_fn)()
+
+
+def _activation_name(activation_fn: nn.Module) -> str:
+    """Its dotted name; with the arguments it was built with, where that alone would build another one."""
+    with suppress(TypeError):  # that it cannot be built without
+        if repr(type(activation_fn)()) == repr(activation_fn):
+            return fullname(activation_fn)
+    return f"{fullname(activation_fn)}({activation_fn.extra_repr()})"
 
 
 def dotted_name(function: Any) -> str:

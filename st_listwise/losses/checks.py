@@ -85,7 +85,7 @@ def _flat_labels(labels: Any, sizes: list[int], loss: str) -> Tensor:
         raise ValueError(f"labels has {len(labels)} entries for {len(sizes)} queries.")
     rows = [_label_row(row, size, index) for index, (row, size) in enumerate(zip(labels, sizes))]
     flat = torch.cat(rows)
-    check_finite("labels", pad_lists(flat, sizes), length_mask(sizes))
+    check_finite("labels", pad_lists(flat, sizes), length_mask(sizes, flat.device))
     return flat
 
 
@@ -102,6 +102,7 @@ def _label_row(row: Any, size: int, index: int) -> Tensor:
 
 def _query_weights(weights: Any, queries: int) -> Tensor:
     try:
+        weights = weights.cpu() if isinstance(weights, Tensor) else weights  # Apple's GPUs have no float64
         weights = torch.as_tensor(weights, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError("The third column must hold one weight a query, a number: it could not be read.") from error

@@ -1,0 +1,135 @@
+"""What is run on two devices and compared: on the CPU, and, as a script, on the one of second_device.py."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import CrossEncoder
+from tiny_models import tiny_bert, tiny_decoder, tiny_set
+from torch import Tensor
+
+import st_listwise
+from st_listwise import FeatureVectors, ListwiseDataCollator, SetRankConfig, SetRankCrossEncoder
+from st_listwise.callback import ListStatistics
+from st_listwise.evaluation import GradedRerankingEvaluator
+
+QUERIES = ["what is a bear", "capital of france"]
+DOCS = [["an animal", "a planet", "x y z"], ["paris", "rome is big and far away"]]
+LABELS = [[1.0, 0.0, 2.0], [0.0, 1.0]]
+RANKED = [[{"text": text, "initial_scores": [float(len(text))]} for text in docs] for docs in DOCS]
+ROWS = [{"query": q, "docs": docs, "labels": labels} for q, docs, labels in zip(QUERIES, DOCS, LABELS)]
+VECTORS = [[[0.1, 2.0], [0.4, -1.0], [0.0, 3.0]], [[0.7, 0.2], [0.3, 0.9]]]
+
+
+def numeric() -> SetRankCrossEncoder:
+    torch.manual_seed(5)
+    features = FeatureVectors.fit(np.concatenate([np.asarray(vectors) for vectors in VECTORS]))
+    return SetRankCrossEncoder(
+        features=features, set_rank=SetRankConfig(width=8, heads=2, identity_start=False)
+    ).eval()
+
+
+def ordinal() -> SetRankCrossEncoder:
+    return tiny_set(ordinal="absolute")
+
+
+def with_dropout() -> CrossEncoder:
+    return tiny_bert(dropout=0.3).train()
+
+
+BUILDERS: dict[str, Callable[[], CrossEncoder]] = {
+    "pairs": tiny_bert,
+    "dropout": with_dropout,
+    "decoder": tiny_decoder,
+    "sets": tiny_set,
+    "induced sets": lambda: tiny_set(inducing_points=2),
+    "ordinal sets": ordinal,
+    "numbers": numeric,
+}
+LOSSES = [name for name in st_listwise.losses.__all__ if name not in ("ListwiseLoss", "CombinedLoss")]
+#: kind of model, loss, its options
+TRAINED: list[tuple[str, str, dict[str, Any]]] = [
+    *(("pairs", name, {}) for name in LOSSES),
+    ("pairs", "ListMLELoss", {"ties": "random"}),
+    ("pairs", "PListMLELoss", {"lambda_weight": torch.reciprocal}),
+    ("pairs", "LambdaLoss", {"k": 2, "weighting_scheme": lambda gain, discount, labels: gain[:, :, None] / discount}),
+    *((kind, "ListMLELoss", {"mini_batch_size": 2, "recompute": r}) for kind in BUILDERS for r in (False, True)),
+    ("pairs", "ListMLELoss", {"mini_batch_size": 2, "recompute": "auto"}),
+    *(("decoder", "ListMLELoss", {"mini_batch_size": 2, "share_prefix": True, "recompute": r}) for r in (False, True)),
+]
+
+
+def docs_for(kind: str) -> list[Any]:
+    return {"numbers": VECTORS, "ordinal sets": RANKED}.get(kind, DOCS)
+
+
+def gradients(case: tuple[str, str, dict[str, Any]], device: Any) -> dict[str, Tensor]:
+    """Loss and gradients of a batch whose labels and weights came to the model's device, as they do in the trainer."""
+    kind, name, options = case
+    model = BUILDERS[kind]().to(device)
+    torch.manual_seed(1)  # for dropout, and the order of ties
+    labels = [torch.tensor(row).to(device) for row in LABELS]
+    value = getattr(st_listwise, name)(model, **options)(
+        [QUERIES, docs_for(kind), torch.tensor([1.0, 2.0]).to(device)], labels
+    )
+    value.backward()
+    grads = {name: own.grad.cpu() for name, own in model.named_parameters() if own.grad is not None}
+    return {"loss": value.detach().cpu(), **grads}
+
+
+def combined(device: Any) -> dict[str, Tensor]:
+    """A batch from the collator through a CombinedLoss that statistics are taken of."""
+    model = tiny_bert().to(device)
+    parts = {"rank": (st_listwise.LambdaLoss(model), 1.0), "teacher": (st_listwise.ADRMSELoss(model), 0.5)}
+    loss = st_listwise.CombinedLoss(parts)
+    loss.on_scores = statistics = ListStatistics()
+    batch = ListwiseDataCollator(loss)(ROWS)
+    values = loss([batch["ready"]], [label.to(device) for label in batch["label"]])
+    return {name: value.detach().cpu() for name, value in values.items()} | {"statistics": statistics.take(True)}
+
+
+def scores(kind: str, device: Any) -> dict[str, Tensor]:
+    """What a model says of pairs and lists, and how it is measured."""
+    model = BUILDERS[kind]().to(device)
+    docs = docs_for(kind)
+    pairs = [(query, doc) for query, own in zip(QUERIES, docs) for doc in own]
+    found = {"predict": torch.as_tensor(model.predict(pairs, batch_size=2))}
+    if isinstance(model, SetRankCrossEncoder):
+        ranked = model.rank_batch(QUERIES, docs)
+        found["rank_batch"] = torch.tensor([[float(hit["corpus_id"]), hit["score"]] for own in ranked for hit in own])
+    if kind == "pairs":
+        found["measures"] = torch.tensor(list(GradedRerankingEvaluator(ROWS, ["nDCG@10", "RR"])(model).values()))
+    return found
+
+
+CASES: dict[str, Callable[[Any], dict[str, Tensor]]] = {
+    **{f"{kind}, {name}, {options}": lambda device, case=(kind, name, options): gradients(case, device)
+       for kind, name, options in TRAINED},
+    "collator, CombinedLoss, statistics": combined,
+    **{f"{kind}, scores": lambda device, kind=kind: scores(kind, device) for kind in BUILDERS},
+}  # fmt: skip
+
+
+def main() -> None:
+    from second_device import SECOND, SecondDevice
+
+    results: dict[str, Any] = {}
+    with SecondDevice():
+        for name, case in CASES.items():
+            try:
+                results[name] = case(SECOND)
+            except Exception:
+                results[name] = "\n".join(
+                    line for line in traceback.format_exc().splitlines() if "registered at" not in line
+                )
+    torch.save(results, Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()
