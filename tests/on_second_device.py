@@ -1,11 +1,11 @@
-"""What is run on two devices and compared: on the CPU, and, as a script, on the one of second_device.py."""
+"""What is run on two devices and compared: on the CPU, and with :func:`main` on the one of second_device.py."""
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from st_listwise import FeatureVectors, ListwiseDataCollator, SetRankConfig, Set
 from st_listwise.callback import ListStatistics
 from st_listwise.evaluation import GradedRerankingEvaluator
 
+#: Within which the device is known; models are built outside.
+mode: Callable[[], AbstractContextManager[Any]] = nullcontext
 QUERIES = ["what is a bear", "capital of france"]
 DOCS = [["an animal", "a planet", "x y z"], ["paris", "rome is big and far away"]]
 LABELS = [[1.0, 0.0, 2.0], [0.0, 1.0]]
@@ -71,8 +73,13 @@ def docs_for(kind: str) -> list[Any]:
 
 def gradients(case: tuple[str, str, dict[str, Any]], device: Any) -> dict[str, Tensor]:
     """Loss and gradients of a batch whose labels and weights came to the model's device, as they do in the trainer."""
+    model = BUILDERS[case[0]]().double()
+    with mode():
+        return _gradients(model.to(device), case, device)
+
+
+def _gradients(model: CrossEncoder, case: tuple[str, str, dict[str, Any]], device: Any) -> dict[str, Tensor]:
     kind, name, options = case
-    model = BUILDERS[kind]().to(device)
     torch.manual_seed(1)  # for dropout, and the order of ties
     labels = [torch.tensor(row).to(device) for row in LABELS]
     value = getattr(st_listwise, name)(model, **options)(
@@ -85,7 +92,12 @@ def gradients(case: tuple[str, str, dict[str, Any]], device: Any) -> dict[str, T
 
 def combined(device: Any) -> dict[str, Tensor]:
     """A batch from the collator through a CombinedLoss that statistics are taken of."""
-    model = tiny_bert().to(device)
+    model = tiny_bert().double()
+    with mode():
+        return _combined(model.to(device), device)
+
+
+def _combined(model: CrossEncoder, device: Any) -> dict[str, Tensor]:
     parts = {"rank": (st_listwise.LambdaLoss(model), 1.0), "teacher": (st_listwise.ADRMSELoss(model), 0.5)}
     loss = st_listwise.CombinedLoss(parts)
     loss.on_scores = statistics = ListStatistics()
@@ -96,7 +108,12 @@ def combined(device: Any) -> dict[str, Tensor]:
 
 def scores(kind: str, device: Any) -> dict[str, Tensor]:
     """What a model says of pairs and lists, and how it is measured."""
-    model = BUILDERS[kind]().to(device)
+    model = BUILDERS[kind]().double()
+    with mode():
+        return _scores(model.to(device), kind)
+
+
+def _scores(model: CrossEncoder, kind: str) -> dict[str, Tensor]:
     docs = docs_for(kind)
     pairs = [(query, doc) for query, own in zip(QUERIES, docs) for doc in own]
     found = {"predict": torch.as_tensor(model.predict(pairs, batch_size=2))}
@@ -108,28 +125,28 @@ def scores(kind: str, device: Any) -> dict[str, Tensor]:
     return found
 
 
+def title(kind: str, name: str, options: dict[str, Any]) -> str:
+    return ", ".join([kind, name, *(f"{key}={'…' if callable(own) else own}" for key, own in options.items())])
+
+
 CASES: dict[str, Callable[[Any], dict[str, Tensor]]] = {
-    **{f"{kind}, {name}, {options}": lambda device, case=(kind, name, options): gradients(case, device)
-       for kind, name, options in TRAINED},
+    **{title(*case): partial(gradients, case) for case in TRAINED},
     "collator, CombinedLoss, statistics": combined,
-    **{f"{kind}, scores": lambda device, kind=kind: scores(kind, device) for kind in BUILDERS},
-}  # fmt: skip
+    **{f"{kind}, scores": partial(scores, kind) for kind in BUILDERS},
+}
 
 
-def main() -> None:
+def main(path: str) -> None:
+    """All cases on the second device, results to a file; where one fails, what was said."""
+    global mode
     from second_device import SECOND, SecondDevice
 
+    mode = SecondDevice
     results: dict[str, Any] = {}
-    with SecondDevice():
-        for name, case in CASES.items():
-            try:
-                results[name] = case(SECOND)
-            except Exception:
-                results[name] = "\n".join(
-                    line for line in traceback.format_exc().splitlines() if "registered at" not in line
-                )
-    torch.save(results, Path(sys.argv[1]))
-
-
-if __name__ == "__main__":
-    main()
+    for name, case in CASES.items():
+        try:
+            results[name] = case(SECOND)
+        except Exception:
+            lines = traceback.format_exc().splitlines()
+            results[name] = "\n".join(line for line in lines if "registered at" not in line)
+    torch.save(results, path)

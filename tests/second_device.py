@@ -38,6 +38,16 @@ _setup_privateuseone_for_python_backend("second", backend_module=_Module())
 SECOND = torch.device("second:0")
 
 
+def _no_grad(mode: Any = True) -> Any:
+    """In place of inference mode, in which only PyTorch's own devices take views."""
+    if callable(mode):
+        return torch.no_grad()(mode)
+    return torch.no_grad() if mode else torch.enable_grad()
+
+
+torch.inference_mode = _no_grad
+
+
 class SecondTensor(Tensor):
     """Stands on the second device; ``held`` is what it holds."""
 
@@ -57,6 +67,9 @@ class SecondTensor(Tensor):
 
     def tolist(self) -> Any:
         return self.held.tolist()
+
+    def untyped_storage(self) -> Any:
+        return self.held.untyped_storage()
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"second:{self.held!r}"
@@ -98,15 +111,13 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     device = kwargs.get("device")
     if device is not None:
         there = torch.device(device).type == SECOND.type
-        kwargs = {**kwargs, "device": torch.device("cpu")}
-    elif name in ("copy_", "_local_scalar_dense"):
+        kwargs = {**kwargs, "device": torch.device("cpu")} if there else kwargs
+    elif name == "copy_":
         there = isinstance(args[0], SecondTensor)
-    inner_args, inner_kwargs = tree_map(
-        lambda value: value.held if isinstance(value, SecondTensor) else value, (args, kwargs)
+    result = func(
+        *tree_map(lambda value: value.held if isinstance(value, SecondTensor) else value, args),
+        **tree_map(lambda value: value.held if isinstance(value, SecondTensor) else value, kwargs),
     )
-    if name == "_to_copy" and device is not None:  # a copy even where both lie in CPU memory
-        inner_kwargs["device"] = None
-    result = func(*inner_args, **inner_kwargs)
     known = {id(value.held): value for value in tensors if isinstance(value, SecondTensor)}
     return tree_map(lambda value: _there(value, known) if there and isinstance(value, Tensor) else value, result)
 
