@@ -1,4 +1,4 @@
-# Each target sets up what it needs. PYTHON: the interpreter for the virtual environment, 3.10 or newer.
+# Each target sets up what it needs. PYTHON: the interpreter for the virtual environment, 3.11 or newer, as constraints.txt needs it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -6,11 +6,13 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers import CrossEncoder
+from datasets import Dataset
+from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from tiny_models import tiny_bert, tiny_decoder, tiny_set
 from torch import Tensor
 
@@ -125,6 +127,26 @@ def _scores(model: CrossEncoder, kind: str) -> dict[str, Tensor]:
     return found
 
 
+def trained(device: Any) -> dict[str, Tensor]:
+    """Two steps of the trainer, which moves model and labels by itself."""
+    model = tiny_bert().double()
+    args = CrossEncoderTrainingArguments(
+        mkdtemp(),
+        max_steps=2,
+        learning_rate=1e-3,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    args.distributed_state._shared_state["device"] = args.__dict__["_setup_devices"] = torch.device(device)
+    with mode():
+        trainer = CrossEncoderTrainer(model, args, Dataset.from_list(ROWS), loss=st_listwise.ListMLELoss(model))
+        trainer.train()
+        assert model.device.type == torch.device(device).type
+        return {name: value.cpu() for name, value in model.state_dict().items()}
+
+
 def title(kind: str, name: str, options: dict[str, Any]) -> str:
     return ", ".join([kind, name, *(f"{key}={'…' if callable(own) else own}" for key, own in options.items())])
 
@@ -132,6 +154,7 @@ def title(kind: str, name: str, options: dict[str, Any]) -> str:
 CASES: dict[str, Callable[[Any], dict[str, Tensor]]] = {
     **{title(*case): partial(gradients, case) for case in TRAINED},
     "collator, CombinedLoss, statistics": combined,
+    "trainer": trained,
     **{f"{kind}, scores": partial(scores, kind) for kind in BUILDERS},
 }
 
