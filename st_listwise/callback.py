@@ -62,7 +62,8 @@ class ListStatisticsCallback(TrainerCallback):
         patience: See there.
 
     Raises:
-        ValueError: the trainer has no loss of this package.
+        ValueError: the trainer has no loss of this package; or it is to load the best model by a metric that its
+            evaluator does not measure, which would otherwise end training after the first evaluation.
 
     Example:
         ::
@@ -78,6 +79,7 @@ class ListStatisticsCallback(TrainerCallback):
         if not ours:
             names = ", ".join(type(loss).__name__ for loss in losses)
             raise ValueError(f"ListStatisticsCallback watches losses of st_listwise; this trainer's is {names}.")
+        _check_best_metric(trainer)
         self.trainer = trainer
         self.min_spread = min_spread
         self.patience = patience
@@ -147,6 +149,25 @@ class ListStatisticsCallback(TrainerCallback):
                 "this. Lower the learning rate or warm up longer; see whether documents of a query still differ "
                 "where they are cut to max_seq_length."
             )
+
+
+def _check_best_metric(trainer: CrossEncoderTrainer) -> None:
+    """ValueError if the best model is chosen by what is not measured, as far as evaluators say what they measure."""
+    evaluators = getattr(trainer.evaluator, "evaluators", [trainer.evaluator])
+    if not trainer.args.load_best_model_at_end or not all(hasattr(own, "keys") for own in evaluators):
+        return
+    known = [f"eval_{key}" for own in evaluators for key in own.keys]
+    if len(evaluators) > 1:
+        known.append("eval_sequential_score")
+    sets = trainer.eval_dataset
+    if sets is not None:
+        known += [f"eval_{name}_loss" for name in sets] if isinstance(sets, dict) else ["eval_loss"]
+    metric = str(trainer.args.metric_for_best_model)
+    if metric not in known and f"eval_{metric}" not in known:
+        raise ValueError(
+            f"metric_for_best_model={metric!r} is not measured in this training; choose one of "
+            f"{', '.join(map(repr, known))}."
+        )
 
 
 def _spread(scores: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:

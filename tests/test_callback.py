@@ -14,12 +14,14 @@ import torch
 from datasets import Dataset, DatasetDict
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.cross_encoder.losses import ListNetLoss as UpstreamListNetLoss
+from sentence_transformers.sentence_transformer.evaluation import SequentialEvaluator
 from separate_runs import count_together, finish, rows, start
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_models import tiny_bert, tiny_set
 
 import st_listwise
 from st_listwise import ListStatisticsCallback
+from st_listwise.evaluation import GradedRerankingEvaluator
 
 ROWS: dict[str, list[Any]] = {
     "query": ["what is a bear", "capital of france", "how fast", "why"],
@@ -189,6 +191,32 @@ def test_a_trainer_without_a_loss_of_ours_is_refused(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, model, UpstreamListNetLoss(model))
     with pytest.raises(ValueError, match=r"losses of st_listwise; this trainer's is ListNetLoss\."):
         ListStatisticsCallback(trainer)
+
+
+@pytest.mark.parametrize("metric", ["eval_dev_nDCG@10", "dev_nDCG@10", "eval_test_AP", "eval_loss", "loss"])
+def test_a_best_model_by_what_is_measured_is_taken(tmp_path: Path, metric: str) -> None:
+    ListStatisticsCallback(_best_by(metric, tmp_path))
+
+
+@pytest.mark.parametrize("metric", ["eval_nDCG@10", "eval_dev_ndcg@10", "nDCG"])
+def test_a_best_model_by_what_is_not_measured_is_refused_before_training(tmp_path: Path, metric: str) -> None:
+    """A mistyped key ended training with a KeyError after the first evaluation."""
+    with pytest.raises(
+        ValueError, match=rf"'{metric}' is not measured .* 'eval_dev_nDCG@10', 'eval_test_AP',.*_loss'"
+    ):
+        ListStatisticsCallback(_best_by(metric, tmp_path))
+
+
+def _best_by(metric: str, folder: Path) -> CrossEncoderTrainer:
+    options = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}
+    model = tiny_bert()
+    trainer = trainer_of(folder, model, st_listwise.ListMLELoss(model), metric_for_best_model=metric, **options)
+    lists = [{"query": "q", "docs": ["a", "b"], "labels": [0, 1]}]
+    dev, test = (
+        GradedRerankingEvaluator(lists, [own], name=name) for name, own in (("dev", "nDCG@10"), ("test", "AP"))
+    )
+    trainer.evaluator = SequentialEvaluator([dev, test])
+    return trainer
 
 
 def test_two_processes_log_what_both_have_seen(tmp_path: Path) -> None:

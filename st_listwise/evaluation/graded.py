@@ -72,6 +72,11 @@ class GradedRerankingEvaluator(BaseEvaluator):
         self.primary_metric = self._key(names[0])
         self.per_query: dict[str, list[float]] = {}
 
+    @property
+    def keys(self) -> list[str]:
+        """What it returns values of; in the trainer's log and ``metric_for_best_model`` "eval_" goes before each."""
+        return [self._key(measure) for measure in self.measures]
+
     def __call__(  # type: ignore[override]
         self, model: CrossEncoder, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
