@@ -62,7 +62,6 @@ def run_mini_batches(
     autocast = _autocast_states(device)
     with torch.no_grad():
         parts = [first, *(_run(stage, features, device) for features in batches[1:kept])]
-    torch.clear_autocast_cache()  # of weights that were cast there, without a graph
     parts += [_run(stage, features, device, keep=True) for features in batches[kept:]]
     sums = _Sums(trained, used)
     behind = _Parameters.apply(sums, *sums.joined)

@@ -170,7 +170,7 @@ def test_the_prompt_is_passed_on(build: Build) -> None:
 
 def test_the_activation_is_applied_to_the_scores() -> None:
     model = tiny_bert()
-    scaled = st_listwise.st_listwise.ListMLELoss(model, activation_fn=nn.Hardtanh(-1e-6, 1e-6))
+    scaled = st_listwise.ListMLELoss(model, activation_fn=nn.Hardtanh(-1e-6, 1e-6))
     uniform = [math.log(2), math.log(4) + math.log(3), math.log(3), math.log(3) + math.log(2)]  # choices among equals
     assert step(scaled)[0].item() == pytest.approx(sum(uniform) / 6, abs=1e-5)
 
@@ -226,7 +226,7 @@ def test_a_loss_cites_its_paper(name: str) -> None:
 @MODELS
 def test_combined_losses_give_the_weighted_sum_of_their_gradients_from_one_forward_pass(build: Build) -> None:
     model = build().double()
-    rank, teacher = st_listwise.st_listwise.ListMLELoss(model, activation_fn=nn.Tanh()), st_listwise.ADRMSELoss(model)
+    rank, teacher = st_listwise.ListMLELoss(model, activation_fn=nn.Tanh()), st_listwise.ADRMSELoss(model)
     expected: dict[str, Tensor] = {}
     for loss, weight in ((rank, 2.0), (teacher, 0.5)):
         for name, gradient in step(loss, [QUERIES, DOCS, [0.5, 2.0, 0.0, 1.0, 3.0, 1.0]])[1].items():

@@ -210,17 +210,6 @@ def test_a_parameter_that_the_first_mini_batch_does_not_use_gets_its_gradient(
         assert len(seen) == 2
 
 
-def test_a_parameter_met_without_a_graph_first_gets_its_gradient_under_autocast() -> None:
-    """Autocast kept the weight that it had cast in a pass without gradients, and the kept last mini-batch used it."""
-    model = tiny_bert()
-    model.model.classifier = Routed(model.model.classifier)
-    all_teach = [[1.0, 0.0, 2.0, 0.0, 0.0], [1.0, 2.0, 0.0], [0.0, 3.0, 1.0, 2.0]]
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = _gradients(ListMLELoss(model, mini_batch_size=1), all_teach)
-        got = _gradients(ListMLELoss(model, mini_batch_size=1, recompute=True), all_teach)
-    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-3)
-
-
 @pytest.mark.parametrize("size", [2, 0])
 def test_a_step_that_teaches_nothing_gives_zeros_with_and_without(size: int) -> None:
     """No second pass left no gradient at all: an optimizer skipped the step that it takes on zeros."""
