@@ -107,7 +107,7 @@ def test_the_baseline_without_ordinal_embeddings_is_the_network_on_lists_of_one(
         ("--train {good}", "needs a --test file"),
         ("--train {good} --test {wide}", r"wide\.txt, line 1: feature 7 is beyond num_features=3"),
         ("--train {good} --test {good} --loss ListMLE", "Did you mean ListMLELoss"),
-        ("--train {good} --test {good} --ranking_features 1,4", "--ranking_features 1,4: '4' is no number .* from 1 to 3"),
+        ("--train {good} --test {good} --ranking_features 1,4", "1,4: '4' is no number .* from 1 to 3"),
         ("--train {good} --test {good} --ranking_features 0", "--ranking_features 0: '0' is no number of a feature"),
         ("--train {good} --test {good} --ranking_features bm25", "--ranking_features bm25: 'bm25' is no number"),
         ("--train {good} --test {good} --max_docs 1", "--max_docs 1 must be at least 2"),

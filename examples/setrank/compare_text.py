@@ -94,6 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(args: argparse.Namespace, command: str) -> int:
     refuse_processes()
+    loss_builder(args.loss, "{}")
     splits, counts = read_splits(args)
     kept = measured_before(args.output_dir / "compare_text.json", args, command)
     missing = [(arm, seed) for seed in args.seeds for arm in (*args.arms, GIVEN) if (arm, seed) not in kept]
