@@ -279,9 +279,7 @@ def test_an_argument_that_the_loss_does_not_have_is_named_with_those_that_it_has
 
 
 def test_relevant_is_what_is_above_0_and_above_the_lowest_label() -> None:
-    rows = [
-        {"query": "q", "docs": ["a", "b"], "labels": labels} for labels in ([2.0, 1.0], [0.5, -1.0], [-1.0, -2.0])
-    ]
+    rows = [{"query": "q", "docs": ["a", "b"], "labels": labels} for labels in ([2.0, 1.0], [0.5, -1.0], [-1.0, -2.0])]
     evaluator = train_listwise.ScriptArguments().build_evaluator(Dataset.from_list(rows), "test")
     assert [list(row["labels"]) for row in evaluator.rows] == [[1, 0], [1, 0]]  # the third one has none: left out
 
