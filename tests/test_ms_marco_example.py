@@ -169,6 +169,121 @@ def test_mistakes_on_the_command_line_are_quoted(
     assert not (tmp_path / "output").exists()
 
 
+def rows_file(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_max_docs_cuts_no_list_that_figures_are_of(tmp_path: Path) -> None:
+    """Held-out lists were cut as well, so that all figures were of easier lists."""
+    file, short = rows_file(tmp_path / "rows.jsonl", *[ROW] * 20), ["so", "yes", "no"]
+    script = train_listwise.ScriptArguments(dataset=file, max_docs=3)
+    train, evaluation, counts = script.prepare_data(tmp_path)
+    assert train["docs"] == [short] * 18
+    assert evaluation["held-out"]["docs"] == [["so", "yes", "no", "maybe", "never"]] * 2
+    assert counts["held-out"] == {"queries": 2}
+    assert mapper.describe(counts["train"]) == (
+        "20 of 20 queries kept, with 64 documents; 18 lists truncated."  # 18 of 3 documents, 2 of 5
+    )
+    script.eval_file = rows_file(tmp_path / "eval.jsonl", *[ROW] * 4)
+    train, evaluation, counts = script.prepare_data(tmp_path)
+    assert train["docs"] == [short] * 20
+    assert set(map(len, evaluation["held-out"]["docs"])) == {5}
+    assert (counts["train"]["documents"], counts["held-out"]["documents"]) == (60, 20)
+
+
+def test_an_eval_file_leaves_all_lists_of_the_data_set_to_train_on(tmp_path: Path) -> None:
+    other = qna("who", ("me", 1), ("you", 0))
+    script = train_listwise.ScriptArguments(
+        dataset=rows_file(tmp_path / "rows.jsonl", *[ROW] * 3),  # too few to hold any out
+        eval_file=rows_file(tmp_path / "eval.jsonl", other),
+        test_file=rows_file(tmp_path / "test.jsonl", other, ROW),
+    )
+    train, evaluation, counts = script.prepare_data(tmp_path)
+    assert train["query"] == ["why"] * 3
+    assert {name: list(lists["query"]) for name, lists in evaluation.items()} == {
+        "held-out": ["who"],
+        "test": ["who", "why"],
+    }
+    assert {name: own["kept"] for name, own in counts.items()} == {"train": 3, "held-out": 1, "test": 2}
+
+
+@pytest.mark.parametrize("part", ["dataset", "eval_file", "test_file"])
+def test_a_file_whose_lists_all_have_one_label_is_named_with_the_counts(tmp_path: Path, part: str) -> None:
+    """With an --eval_file there was no check, and the trainer failed on an empty data set."""
+    files = {"dataset": "train.jsonl", "eval_file": "eval.jsonl", "test_file": "test.jsonl"}
+    paths = {name: rows_file(tmp_path / file, *[ROW] * 3) for name, file in files.items()}
+    rows_file(tmp_path / files[part], qna("q", ("a", 0), ("b", 0)), qna("q", ("a", 1)))
+    message = rf"{files[part]} leaves no list .*: 0 of 2 queries .* dropped: 1 no positive, 1 only positives"
+    with pytest.raises(ValueError, match=message):
+        train_listwise.ScriptArguments(**paths).prepare_data(tmp_path)
+
+
+@pytest.mark.parametrize("dataset", ["demo", "rows.jsonl"])
+def test_a_configuration_is_for_data_sets_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str
+) -> None:
+    rows_file(tmp_path / "rows.jsonl", ROW)
+    monkeypatch.chdir(tmp_path)
+    script = train_listwise.ScriptArguments(dataset=dataset, dataset_config="v2.1")
+    with pytest.raises(ValueError, match=r"--dataset_config 'v2\.1' is for data sets on the Hub only"):
+        script.prepare_data(tmp_path)
+
+
+@pytest.mark.parametrize("by", ["accelerate", "argument"])
+def test_fsdp_is_refused_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    args = train_listwise.TrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True)
+    if by == "accelerate":
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    else:
+        monkeypatch.setattr(args, "fsdp", "full_shard")
+    script = train_listwise.ScriptArguments(dataset="absent.jsonl")
+    with pytest.raises(ValueError, match="keeps checkpoints, which sentence-transformers does not save from FSDP"):
+        train_listwise.run(script, args, [])
+
+
+def test_nano_beir_chooses_the_checkpoint_with_data_from_the_hub_or_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_listwise, "CrossEncoderNanoBEIREvaluator", lambda: "NanoBEIR")
+    file = rows_file(tmp_path / "rows.jsonl", ROW)
+    for dataset, wanted, guide in [
+        ("owner/name", None, "NanoBEIR"),
+        ("owner/name", False, None),
+        (file, None, None),
+        (file, True, "NanoBEIR"),
+        ("demo", None, None),
+        ("demo", True, "NanoBEIR"),
+    ]:
+        assert train_listwise.ScriptArguments(dataset=dataset, nano_beir=wanted).guide() == guide
+
+
+def test_without_nano_beir_the_held_out_queries_choose_unless_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable() -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(train_listwise, "CrossEncoderNanoBEIREvaluator", unreachable)
+    with caplog.at_level("INFO", "train_listwise"):
+        assert train_listwise.ScriptArguments(dataset="owner/name").guide() is None
+    assert "NanoBEIR could not be reached: the best model is chosen on the held-out queries." in caplog.text
+    with pytest.raises(ValueError, match=r"NanoBEIR could not be loaded \(ConnectionError: no network\)"):
+        train_listwise.ScriptArguments(dataset="owner/name", nano_beir=True).guide()
+
+
+def test_an_argument_that_the_loss_does_not_have_is_named_with_those_that_it_has() -> None:
+    build = train_listwise.loss_builder("ADRMSELoss", '{"alhpa": 2}')
+    with pytest.raises(ValueError, match="ADRMSELoss has no alhpa; it takes alpha, discount, normalize, "):
+        build(tiny_bert())
+
+
+def test_relevant_is_what_is_above_0_and_above_the_lowest_label() -> None:
+    rows = [{"query": "q", "docs": ["a", "b"], "labels": labels} for labels in ([2.0, 1.0], [0.5, -1.0], [-1.0, -2.0])]
+    evaluator = train_listwise.ScriptArguments().build_evaluator(Dataset.from_list(rows), "test")
+    assert [list(row["labels"]) for row in evaluator.rows] == [[1, 0], [1, 0]]  # the third one has none: left out
+
+
 def test_the_demo_is_the_same_each_time_and_holds_what_it_says() -> None:
     rows = demo.demo_rows(queries=20)
     assert rows == demo.demo_rows(queries=20)

@@ -104,11 +104,16 @@ def test_the_baseline_without_ordinal_embeddings_is_the_network_on_lists_of_one(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--train {bad} --test {good}", r"bad\.txt, line 2: there is no qid"),
         ("--train {good}", "needs a --test file"),
         ("--train {good} --test {wide}", r"wide\.txt, line 1: feature 7 is beyond num_features=3"),
         ("--train {good} --test {good} --loss ListMLE", "Did you mean ListMLELoss"),
-        ("--train {good} --test {good} --ranking_features 9", r"ranking_columns=\[8\] must lie between 0 and 2"),
+        ("--train {good} --test {good} --ranking_features 1,4", "1,4: '4' is no number .* from 1 to 3"),
+        ("--train {good} --test {good} --ranking_features 0", "--ranking_features 0: '0' is no number of a feature"),
+        ("--train {good} --test {good} --ranking_features bm25", "--ranking_features bm25: 'bm25' is no number"),
+        ("--train {good} --test {good} --max_docs 1", "--max_docs 1 must be at least 2"),
+        ("--train {flat} --test {good}", r"flat\.txt: none of the 11 lists to train on has documents of two labels"),
+        ("--train {good} --test {good} --resume_from_checkpoint out/checkpoint-1", "out/checkpoint-1: each network"),
+        ("--train {good} --test {good} --push_to_hub", "--push_to_hub needs --hub_model_id"),
         ("--train {good} --test {good} --heads 5", "heads=5 must divide the width, 64"),
         ("--train {good} --test {good} --valid {none}", "None of the 2 valid lists has a label above 0"),
         ("--train {good} --test {none}", "None of the 2 test lists has a label above 0"),
@@ -117,10 +122,10 @@ def test_the_baseline_without_ordinal_embeddings_is_the_network_on_lists_of_one(
 def test_faults_are_named_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
-    files = {"good": letor(tmp_path / "good.txt", 12, 0), "bad": tmp_path / "bad.txt", "wide": tmp_path / "wide.txt"}
-    files["bad"].write_text("1 qid:1 1:1\n1 1:1\n")
+    files = {name: tmp_path / f"{name}.txt" for name in ("good", "flat", "wide", "none")}
+    letor(files["good"], 12, 0)
+    files["flat"].write_text(re.sub("^1", "0", files["good"].read_text(), flags=re.MULTILINE))
     files["wide"].write_text("1 qid:1 7:1\n")
-    files["none"] = tmp_path / "none.txt"
     files["none"].write_text("0 qid:1 1:1\n0 qid:1 1:2\n0 qid:2 1:1\n")
     words = f"{arguments.format(**files)} --output_dir {tmp_path}/out --disable_tqdm true".split()
     assert train_letor.main(words) == 2
@@ -128,10 +133,84 @@ def test_faults_are_named_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_lines_with_a_fault_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The message told to leave out strict=True, for which there is no option."""
+    good, bad = letor(tmp_path / "good.txt", 12, 0), tmp_path / "bad.txt"
+    bad.write_text("1 1:1 2:1 3:1\n" + good.read_text())
+    script = train_letor.ScriptArguments(train=str(good), valid=str(bad), test=str(good))
+    _, valid, test = train_letor.prepare_data(script)
+    assert list(valid) == list(test)
+    assert "bad.txt, line 1: there is no qid" in caplog.text
+
+
+def test_each_network_goes_on_from_a_checkpoint_of_its_own_and_set_rank_alone_is_pushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were given the same one; and the Hub got every checkpoint of both, that of the baseline last."""
+    train, test = letor(tmp_path / "train.txt", 12, 0), letor(tmp_path / "test.txt", 4, 1)
+    words = f"""--train {train} --test {test} --width 8 --heads 2 --layers 1 --output_dir {tmp_path}/out
+        --disable_tqdm true --use_cpu true --resume_from_checkpoint last""".split()
+    found: dict[str, Any] = {}
+    as_it_is = train_letor.CrossEncoderTrainer.train
+
+    def spy(self: Any, resume_from_checkpoint: Any = None) -> Any:
+        found[type(self.model[1]).__name__] = resume_from_checkpoint
+        assert not self.args.push_to_hub
+        return as_it_is(self, resume_from_checkpoint=resume_from_checkpoint)
+
+    pushed: list[Any] = []
+    monkeypatch.setattr(train_letor.CrossEncoderTrainer, "train", spy)
+    monkeypatch.setattr(train_letor, "push_final", lambda *given: pushed.append(given) or 1)
+    assert train_letor.main([*words, "--num_train_epochs", "1"]) == 0
+    assert found == {"SetRank": None, "WithoutContext": None}
+    push = ["--push_to_hub", "--hub_model_id", "owner/name"]
+    assert train_letor.main([*words, "--num_train_epochs", "2", *push]) == 1  # as the push says
+    out = tmp_path / "out"
+    assert found == {
+        "SetRank": str(out / "SetRank" / "checkpoint-1"),
+        "WithoutContext": str(out / "without_context" / "checkpoint-1"),
+    }
+    ((model, folder, push_to),) = pushed
+    assert type(model[1]) is SetRank
+    assert (folder, push_to["repo_id"]) == (out / "final", "owner/name")
+    assert "owner/name" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [
+        (claims, "--test {letor} --train {letor} --ranking_feature 0", r"--ranking_feature 0: .* from 1 to 3\."),
+        (claims, "--test {letor} --train {letor} --ranking_feature 4", r"--ranking_feature 4: .* from 1 to 3\."),
+        (claims, "--test {letor} --train {flat} --ranking_feature 1", "flat: none of the 1 lists to train on"),
+        (claims, "--test {letor} --train absent.txt --ranking_feature 1", r"absent\.txt is not a file"),
+        (compare_text, "--train {rows}", "Give --test or --folds"),
+        (compare_text, "--train {rows} --test {rows} --folds 2", "Give --test or --folds"),
+        (compare_text, "--train {rows} --folds 1", "--folds 1: there can be 2 to 12 parts"),
+        (compare_text, "--train {rows} --folds 13", "--folds 13: there can be 2 to 12 parts"),
+        (compare_text, "--train {nothing} --folds 2", r"nothing\.jsonl leaves no list .*: 0 of 1 queries kept"),
+        (compare_text, "--train {rows} --folds 2 --loss ListMLE", "Did you mean ListMLELoss"),
+    ],
+)
+def test_faults_of_a_comparison_are_one_line_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: Any, arguments: str, message: str
+) -> None:
+    """Tracebacks they were; and feature 0 was the last one."""
+    files = {"letor": letor(tmp_path / "letor", 12, 0), "flat": tmp_path / "flat"}
+    files |= {name: tmp_path / f"{name}.jsonl" for name in ("rows", "nothing")}
+    files["flat"].write_text("0 qid:1 1:1 3:1\n0 qid:1 1:2\n")
+    files["rows"].write_text("\n".join(map(json.dumps, ROWS)))
+    files["nothing"].write_text(json.dumps({**ROWS[0], "labels": [0, 0, 0]}))
+    with pytest.raises(SystemExit) as stop:
+        script.main([*arguments.format(**files).split(), "--output_dir", str(tmp_path / "out")])
+    assert stop.value.code == 2
+    assert re.search(f"error: .*{message}", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_claims_are_measured_with_orders_that_matter_to_ordinal_embeddings_alone(tmp_path: Path) -> None:
     train, test = letor(tmp_path / "train.txt", 12, 0, 3.0), letor(tmp_path / "test.txt", 8, 1, 3.0)
     arms = ["MSAB", "MSAB, absolute", "without context"]
-    options = f"--ranking_feature 1 --seeds 2 --epochs 10 --learning_rate 1e-2 --output_dir {tmp_path}/out".split()
+    options = f"--ranking_feature 1 --seeds 0 1 --epochs 10 --learning_rate 1e-2 --output_dir {tmp_path}/out".split()
     words = ["--train", str(train), "--test", str(test), *options]
     assert claims.main([*words, "--arms", *arms]) == 0
     file = tmp_path / "out" / "claims.json"
@@ -162,17 +241,17 @@ def test_a_comparison_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Ca
     options = f"--ranking_feature 1 --epochs 1 --arms IMSAB --output_dir {tmp_path}/out"
     words = f"--train {train} --test {test} {options}".split()
     file = tmp_path / "out" / "claims.json"
-    claims.main([*words, "--seeds", "1"])
+    claims.main([*words, "--seeds", "0"])
     whole = json.loads(file.read_text())
     kept = whole["of each query"]["nDCG@10"]["IMSAB"]["0"]
     whole["of each query"]["nDCG@10"]["IMSAB"]["0"] = [2.0] * len(kept)  # would be measured anew if it were not found
     file.write_text(json.dumps(whole))
-    claims.main([*words, "--seeds", "2"])
+    claims.main([*words, "--seeds", "0", "1"])
     found = json.loads(file.read_text())
     seeds = found["of each query"]["nDCG@10"]["IMSAB"]
     assert seeds["0"] == [2.0] * len(kept)
     assert 0 < max(seeds["1"]) <= 1
-    assert [command.split("--seeds ")[1] for command in found["commands"]] == ["1", "2"]
+    assert [command.split("--seeds ")[1] for command in found["commands"]] == ["0", "0 1"]
     with pytest.raises(SystemExit):
         claims.main([*words, "--dropout", "0.1"])
     assert "claims.json was measured with another dropout: give another --output_dir." in capsys.readouterr().err
@@ -314,3 +393,11 @@ def test_documents_keep_their_given_order_where_the_model_sees_it() -> None:
     assert map_row(row, keep_order=True)["docs"] == ["a", "b", "c", "d"]
     assert map_row(row, max_docs=3, keep_order=True)["docs"] == ["a", "b", "d"]
     assert train_text.SetRankArguments.keep_order
+
+
+def test_max_docs_keeps_the_given_order_and_whole_lists_to_measure_on(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    script = train_text.SetRankArguments(dataset=str(tmp_path / "rows.jsonl"), max_docs=2)
+    train, evaluation, _ = script.prepare_data(tmp_path)
+    assert {tuple(labels) for labels in train["labels"]} == {(0.0, 1.0)}
+    assert {tuple(labels) for labels in evaluation["held-out"]["labels"]} == {(0.0, 0.0, 1.0)}

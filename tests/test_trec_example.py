@@ -99,7 +99,9 @@ def test_a_reranked_run_has_all_documents_and_the_figures_that_ir_measures_finds
         )
     assert set(results["metrics"]["held-out"]) == {"first stage", "before", "after"}
     assert results["counts"]["held-out"]["queries"] == 1
-    assert "R@5" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "R@5" in printed
+    assert f"are in {output}: reranked.run, final/, " in printed
 
     model = CrossEncoder(str(output / "final"))
     texts = dict(line.split("\t") for line in collection["queries.tsv"].read_text().splitlines())

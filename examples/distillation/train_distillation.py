@@ -4,7 +4,7 @@
         --test_run teacher.test.run --test_qrels test.qrels --test_queries test.tsv
     python examples/distillation/train_distillation.py --run scores.dev.tsv --rows dev.jsonl \\
         --test_run scores.test.tsv --test_rows test.jsonl
-    python examples/distillation/train_distillation.py --teacher_model output/setrank/final --rows dev.jsonl \\
+    python examples/distillation/train_distillation.py --teacher_model output/ms_marco/final --rows dev.jsonl \\
         --test_rows test.jsonl
 
 It is examples/trec/train_trec.py with a teacher's ranks as labels: no judgments are needed to train. Every argument of

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from datasets import Dataset, load_dataset
 from demo import demo_model_path, demo_rows
-from mapper import read_list
+from mapper import describe, map_dataset, read_list
 from sentence_transformers import CrossEncoder
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -40,6 +40,23 @@ def load_rows(name: str, config: str | None = None, split: str = "train") -> Dat
             f"{str(error).splitlines()[0] if str(error) else 'no message'}). Give a .json, .jsonl or .parquet file, "
             "or 'demo'."
         ) from error
+
+
+def load_lists(name: str, config: str | None = None, keep_order: bool = False) -> tuple[Dataset, dict[str, int]]:
+    """The lists of :func:`load_rows`, and counts of what was left out of them.
+
+    Args:
+        name: As there.
+        config: As there.
+        keep_order: As the mapper has it.
+
+    Raises:
+        ValueError: as there, or no list is left.
+    """
+    lists, counts = map_dataset(load_rows(name, config), keep_order=keep_order)
+    if not len(lists):
+        raise ValueError(f"{name} leaves no list that teaches or measures anything: {describe(counts)}")
+    return lists, counts
 
 
 def pointwise(source: str, **options: Any) -> CrossEncoder:

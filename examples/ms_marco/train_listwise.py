@@ -25,6 +25,7 @@ from card import BINARY, complete_card
 from datasets import Dataset
 from demo import lexical_scores
 from mapper import describe, map_dataset
+from options import parse_options
 from publishing import push_final, push_settings
 from reporting import (
     COLUMNS,
@@ -41,8 +42,8 @@ from reporting import (
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderNanoBEIREvaluator
-from sources import load_model, load_rows
-from transformers import HfArgumentParser, TrainerCallback, set_seed
+from sources import load_lists, load_model
+from transformers import TrainerCallback, set_seed
 
 from st_listwise import ListStatisticsCallback, ListwiseDataCollator, ListwiseLoss, losses
 from st_listwise.checkpoints import last_complete_checkpoint
@@ -64,6 +65,7 @@ class RunArguments:
 
     path: ClassVar[str]  #: from the root of the repository
     defaults: ClassVar[dict[str, Any]] = {}  #: of training arguments, where they differ
+    files: ClassVar[str] = "final/, loss_curve.png, per_query.png, metrics.json"  #: what is written
 
     model: str = field(
         default="microsoft/MiniLM-L12-H384-uncased", metadata={"help": "name on the Hub, local folder, or 'demo'"}
@@ -197,15 +199,10 @@ def main(
 ) -> int:
     """Run the script; returns the exit status."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    classes: Any = (script_class, TrainingArguments)
-    parser = HfArgumentParser(classes, description=description)
-    parser.set_defaults(**script_class.defaults)
-    script, args, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
-    for name in ("train_listwise", "st_listwise"):  # of several processes the first one tells
-        logging.getLogger(name).setLevel(logging.INFO if args.process_index == 0 else logging.WARNING)
     try:
-        if unknown:
-            raise ValueError(f"{' '.join(unknown)}: not known. --help shows what is.")
+        script, args = parse_options(argv, (script_class, TrainingArguments), description, script_class.defaults)
+        for name in ("train_listwise", "st_listwise"):  # of several processes the first one tells
+            logging.getLogger(name).setLevel(logging.INFO if args.process_index == 0 else logging.WARNING)
         return run(script, args, argv)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -253,8 +250,7 @@ def run(script: RunArguments, args: TrainingArguments, argv: list[str] | None) -
     plot_curve(output / "loss_curve.png", trainer.state.log_history, args.metric_for_best_model, describe_run(script))
     name, orders = list(values.items())[-1]
     plot_queries(output / "per_query.png", orders, f"{describe_run(script)}: {name} queries")
-    files = "final/, loss_curve.png, per_query.png, metrics.json"
-    print(f"\n{table(values)}\n\nModel, card and figures are in {output}: {files}.")
+    print(f"\n{table(values)}\n\nModel, card and figures are in {output}: {script.files}.")
     return push_final(model, output / "final", push) if push else 0
 
 
@@ -290,14 +286,20 @@ def prepare_data(script: ScriptArguments) -> Data:
         raise ValueError(f"--dataset_config {script.dataset_config!r} is for data sets on the Hub only; leave it out.")
     config = script.dataset_config or ("v1.1" if script.dataset == "microsoft/ms_marco" else None)
     counts, evaluation = {}, {}
-    lists, counts["train"] = mapped(script, script.dataset, script.max_docs, config)
+    lists, counts["train"] = mapped(script, script.dataset, config)
     for name, path in {"held-out": script.eval_file, "test": script.test_file}.items():
         if path:
-            evaluation[name], counts[name] = mapped(script, path, script.max_docs if name == "held-out" else None)
+            evaluation[name], counts[name] = mapped(script, path)
     if "held-out" not in evaluation:
         lists, held_out = hold_out(script, lists, ", or an --eval_file")
         counts["held-out"] = {"queries": len(held_out)}
         evaluation = {"held-out": held_out, **evaluation}
+    if script.max_docs is not None:  # of training lists alone: figures are of whole lists
+        whole = sum(map(len, lists["docs"]))
+        lists, short = map_dataset(lists, script.max_docs, script.keep_order)
+        counts["train"]["documents"] += short["documents"] - whole
+        counts["train"]["truncated"] = short["truncated"]
+        logger.info(f"--max_docs {script.max_docs} cuts {short['truncated']:,} of {len(lists):,} lists to train on.")
     return lists, evaluation, counts
 
 
@@ -314,11 +316,9 @@ def hold_out(script: RunArguments, lists: Dataset, remedy: str = "") -> tuple[Da
     return split["train"], split["test"]
 
 
-def mapped(
-    script: ScriptArguments, source: str, max_docs: int | None, config: str | None = None
-) -> tuple[Dataset, dict[str, int]]:
+def mapped(script: ScriptArguments, source: str, config: str | None = None) -> tuple[Dataset, dict[str, int]]:
     """The lists of a source, and what was left out of them, which is also logged."""
-    lists, counts = map_dataset(load_rows(source, config), max_docs, script.keep_order)
+    lists, counts = load_lists(source, config, script.keep_order)
     logger.info(f"{source}: {describe(counts)}")
     return lists, counts
 
@@ -373,7 +373,7 @@ def build_trainer(
     return trainer
 
 
-def checkpoint_to_resume(args: TrainingArguments) -> str | None:
+def checkpoint_to_resume(args: CrossEncoderTrainingArguments) -> str | None:
     if args.resume_from_checkpoint != "last":
         return args.resume_from_checkpoint
     checkpoint = last_complete_checkpoint(str(args.output_dir))

@@ -2,7 +2,7 @@
 
     python examples/setrank/claims.py --train train.txt --test test.txt --ranking_feature 110
 
-Every arm is trained with ``--seeds`` seeds for a fixed number of epochs; figures are nDCG@10 on the test file, mean
+Every arm is trained with each of ``--seeds`` for a fixed number of epochs; figures are nDCG@10 on the test file, mean
 and standard deviation over seeds, and paired t-tests over its queries. LightGBM's LambdaMART on the same rows stands
 beside them, if lightgbm is installed.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from figures import describe_arm, measured_before
-from train_letor import NDCGEvaluator, ScriptArguments, TrainingArguments, build_model, shorten
+from train_letor import NDCGEvaluator, ScriptArguments, TrainingArguments, build_model, shorten, teaching
 from transformers import set_seed
 
 from st_listwise import AttentionRankLoss, SetRankCrossEncoder
@@ -27,6 +27,7 @@ from st_listwise.data import read_letor
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
+from options import HelpFormatter, refuse_processes
 from reporting import command_line, loss_facts
 from sentence_transformers import CrossEncoderTrainer
 
@@ -78,25 +79,38 @@ TREE_OPTIONS: dict[str, Any] = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--train", required=True, help="LETOR file with qid")
     parser.add_argument("--test", required=True, help="LETOR file with qid")
-    parser.add_argument("--ranking_feature", type=int, required=True, help="feature that ranks initially")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--ranking_feature", type=int, required=True, help="number of the one that ranks initially")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="what is trained")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="each arm is trained with each")
+    parser.add_argument("--epochs", type=int, default=15, help="epochs")
     parser.add_argument("--batch", type=int, default=8, help="queries in a step")
-    parser.add_argument("--dropout", type=float, default=0.3)
-    parser.add_argument("--learning_rate", type=float, default=1e-3)
-    parser.add_argument("--output_dir", type=Path, default=Path("output/claims"))
+    parser.add_argument("--dropout", type=float, default=0.3, help="in the set layers; paper settings: none")
+    parser.add_argument("--learning_rate", type=float, default=1e-3, help="peak learning rate; paper settings: 5e-4")
+    parser.add_argument("--output_dir", type=Path, default=Path("output/claims"), help="where everything goes")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
+    parser = build_parser()
     args = parser.parse_args(argv)
+    try:
+        return run(args, command_line("examples/setrank/claims.py", argv))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def run(args: argparse.Namespace, command: str) -> int:
+    refuse_processes()
     train, test, counts = read_lists(args)
-    command = command_line("examples/setrank/claims.py", argv)
-    measured = measured_before(args.output_dir / "claims.json", parser, args, command)
+    measured = measured_before(args.output_dir / "claims.json", args, command)
     has_trees = importlib.util.find_spec("lightgbm") is not None
     arms = [*args.arms, *([TREES] if has_trees else [])]
-    missing = [(name, seed) for name in arms for seed in range(args.seeds) if (name, seed) not in measured]
+    missing = [(name, seed) for name in arms for seed in args.seeds if (name, seed) not in measured]
     known = [name for name in (*ARMS, TREES) if name in arms or name in measured.arms(MEASURE)]
     stated = {"counts": counts, **facts(known, train, test, args)}
     measured.state(stated, measures=bool(missing), packages=["lightgbm"] if has_trees else [])
@@ -109,9 +123,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def read_lists(args: argparse.Namespace) -> tuple[Dataset, Dataset, dict[str, Any]]:
     """Lists to train on and for the figures, in the order of the ranking feature, and how many of them count."""
-    lists = read_letor(args.train, strict=True)
-    train = lists.filter(lambda labels: len(set(labels)) > 1, input_columns="labels")
-    test = read_letor(args.test, len(train[0]["docs"][0]), strict=True)
+    lists = read_letor(args.train)
+    train = teaching(lists, args.train)
+    width = len(train[0]["docs"][0])
+    if not 1 <= args.ranking_feature <= width:
+        raise ValueError(
+            f"--ranking_feature {args.ranking_feature}: features of {args.train} are numbered from 1 to {width}."
+        )
+    test = read_letor(args.test, width)
     relevant = NDCGEvaluator(test, "test").labels
     counts = {
         "train": {**count(train["labels"]), "queries": len(lists), "one label": len(lists) - len(train)},

@@ -38,8 +38,9 @@ from st_listwise.evaluation import predict_lists
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
 from mapper import map_dataset
+from options import HelpFormatter, refuse_processes
 from reporting import command_line, loss_facts
-from sources import load_model, load_rows
+from sources import load_lists, load_model
 from train_listwise import loss_builder
 
 ARMS = ("pointwise", "SetRank", "without context", "SetRank, initial rank", "mean pooling")
@@ -57,37 +58,45 @@ COMPARED = [
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--train", required=True, help="rows as train_text.py takes them")
     parser.add_argument("--test", help="rows for the figures; or --folds")
     parser.add_argument("--folds", type=int, help="cut the queries of --train into so many parts, each tested once")
     parser.add_argument("--model", default="demo", help="encoder: name on the Hub, folder, or 'demo'")
     parser.add_argument("--two_stage", action="store_true", help="first train the encoder pointwise, then freeze it")
-    parser.add_argument("--first_epochs", type=float, default=2)
+    parser.add_argument("--first_epochs", type=float, default=2, help="epochs of the first stage")
     parser.add_argument("--first_docs", type=int, default=None, help="most documents of a list in the first stage")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS[:3]))
-    parser.add_argument("--loss", default="ListMLELoss")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[12, 13, 14])
-    parser.add_argument("--epochs", type=float, default=2)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS[:3]), help="what is trained")
+    parser.add_argument("--loss", default="ListMLELoss", help="class name of a loss")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[12, 13, 14], help="each arm is trained with each")
+    parser.add_argument("--epochs", type=float, default=2, help="epochs")
     parser.add_argument("--batch", type=int, default=16, help="queries in a step")
-    parser.add_argument("--learning_rate", type=float, default=5e-5)
-    parser.add_argument("--head_learning_rate", type=float, default=None, help="of everything on top of the encoder")
-    parser.add_argument("--layers", type=int, default=SetRankConfig.layers)
-    parser.add_argument("--dropout", type=float, default=SetRankConfig.dropout)
+    parser.add_argument("--learning_rate", type=float, default=5e-5, help="peak learning rate of the encoder")
+    head_rate = SetRankArguments.head_learning_rate
+    parser.add_argument("--head_learning_rate", type=float, default=head_rate, help="of everything on top of it")
+    parser.add_argument("--layers", type=int, default=SetRankConfig.layers, help="blocks of set attention")
+    parser.add_argument("--dropout", type=float, default=SetRankConfig.dropout, help="in the set layers")
     parser.add_argument("--pooling", default=None, help="of the set models; default: mean")
-    parser.add_argument("--max_length", type=int, default=None)
-    parser.add_argument("--output_dir", type=Path, default=Path("output/compare_text"))
+    parser.add_argument("--max_length", type=int, default=None, help="longest pair in tokens; default: the model's")
+    parser.add_argument("--output_dir", type=Path, default=Path("output/compare_text"), help="where everything goes")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the script; returns the exit status."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    if not args.test and not args.folds:
-        parser.error("give --test or --folds")
+    try:
+        return run(args, command_line("examples/setrank/compare_text.py", argv))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def run(args: argparse.Namespace, command: str) -> int:
+    refuse_processes()
+    loss_builder(args.loss, "{}")
     splits, counts = read_splits(args)
-    command = command_line("examples/setrank/compare_text.py", argv)
-    kept = measured_before(args.output_dir / "compare_text.json", parser, args, command)
+    kept = measured_before(args.output_dir / "compare_text.json", args, command)
     missing = [(arm, seed) for seed in args.seeds for arm in (*args.arms, GIVEN) if (arm, seed) not in kept]
     known = [arm for arm in ARMS if arm in args.arms or arm in kept.arms("MAP")]
     kept.state({"counts": counts, **facts(known, args)}, measures=bool(missing))
@@ -129,14 +138,19 @@ class Split(NamedTuple):
 
 def read_splits(args: argparse.Namespace) -> tuple[list[Split], dict[str, Any]]:
     """Lists as they are read, and what was left out of them."""
-    rows, counts = map_dataset(load_rows(args.train), keep_order=True)
-    if not args.test:
+    if (args.test is None) == (args.folds is None):
+        raise ValueError("Give --test or --folds, one of them.")
+    rows, counts = load_lists(args.train, keep_order=True)
+    if args.folds is not None:
         return list(folds(rows, args.folds)), {"train": counts}
-    tested, left = map_dataset(load_rows(args.test), keep_order=True)
+    tested, left = load_lists(args.test, keep_order=True)
     return [Split(rows, tested, None)], {"train": counts, "test": left}
 
 
 def folds(rows: Dataset, count: int) -> Iterator[Split]:
+    """Each part of the lists once as the test. ValueError: there are not so many parts."""
+    if not 2 <= count <= len(rows):
+        raise ValueError(f"--folds {count}: there can be 2 to {len(rows)} parts, as many as lists.")
     order = np.random.default_rng(12).permutation(len(rows))
     for part in np.array_split(order, count):
         yield Split(rows.select(np.setdiff1d(order, part)), rows.select(np.sort(part)), None)
@@ -210,7 +224,7 @@ def trained(arm: str, split: Split, args: argparse.Namespace, seed: int) -> Cros
         num_train_epochs=args.first_epochs if arm == "first stage" else args.epochs,
         per_device_train_batch_size=args.batch,
         learning_rate=args.learning_rate,
-        learning_rate_mapping=rates if args.head_learning_rate else {},
+        learning_rate_mapping=rates,
         warmup_steps=0.1,
         seed=seed,
         bf16=split.scores is None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,13 +97,10 @@ class Measured:
         return "\n".join(lines)
 
 
-def measured_before(path: Path, parser: ArgumentParser, args: Namespace, command: str) -> Measured:
-    """What earlier runs of a script have left; ends it where they had other settings than arms and seeds."""
+def measured_before(path: Path, args: Namespace, command: str) -> Measured:
+    """What earlier runs of a script have left; ValueError where they had other settings, but for arms and seeds."""
     settings = {name: value for name, value in vars(args).items() if name not in ("arms", "seeds", "output_dir")}
-    try:
-        return Measured(path, settings, command)
-    except ValueError as error:
-        parser.error(str(error))
+    return Measured(path, settings, command)
 
 
 def ndcg(labels: Sequence[float] | np.ndarray, scores: np.ndarray) -> float:

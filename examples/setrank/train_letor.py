@@ -24,7 +24,7 @@ from figures import ndcg
 from sentence_transformers import CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import Tensor
-from transformers import HfArgumentParser, set_seed
+from transformers import set_seed
 
 from st_listwise import FeatureVectors, SetRankConfig, SetRankCrossEncoder
 from st_listwise.data import read_letor
@@ -33,8 +33,10 @@ from st_listwise.modules import SetRank
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
+from options import parse_options, refuse_processes
+from publishing import push_final, push_settings
 from reporting import command_line, plot_curve, write_json
-from train_listwise import choose_best_by, loss_builder
+from train_listwise import checkpoint_to_resume, choose_best_by, loss_builder
 
 logger = logging.getLogger("train_letor")
 
@@ -53,11 +55,20 @@ class ScriptArguments:
     heads: int = field(default=4, metadata={"help": "attention heads, a divisor of the width"})
     inducing_points: int = field(default=0, metadata={"help": "0: MSAB; M: IMSAB with M learned vectors"})
     dropout: float = field(default=0.1, metadata={"help": "in the set layers"})
-    paper: bool = field(default=False, metadata={"help": "the settings of the authors' code, whatever is given above"})
+    paper: bool = field(
+        default=False,
+        metadata={
+            "help": "width, layers, heads and dropout of the authors' code, whatever is given above, and 20 inducing "
+            "points unless given"
+        },
+    )
     ordinal: str = field(default="none", metadata={"help": "initial rankings: none, absolute or relative"})
     ranking_features: str = field(default="", metadata={"help": "numbers of features that rank, such as '110,115'"})
     longest_list: int = field(default=1000, metadata={"help": "rows of the table of ordinal embeddings"})
-    max_docs: int | None = field(default=None, metadata={"help": "most documents of a training list, drawn by seed"})
+    max_docs: int | None = field(
+        default=None,
+        metadata={"help": "most documents of a training list, at least 2, drawn by chance, the same ones in each run"},
+    )
     log1p: bool | None = field(
         default=None, metadata={"help": "logarithm of the features before they are normalised; default: of files"}
     )
@@ -81,6 +92,9 @@ class TrainingArguments(CrossEncoderTrainingArguments):
     load_best_model_at_end: bool = field(default=True, metadata={"help": "end with the best epoch"})
     logging_strategy: str = field(default="epoch", metadata={"help": "no, steps or epoch"})
     dataloader_pin_memory: bool = field(default=torch.cuda.is_available(), metadata={"help": "of use with a GPU"})
+    resume_from_checkpoint: str | None = field(
+        default=None, metadata={"help": "'last': each network goes on from its newest complete checkpoint, if any"}
+    )
     report_to: None | str | list[str] = field(  # noqa: RUF036  # the parser looks at the second
         default="none", metadata={"help": "wandb, tensorboard, ..."}
     )
@@ -132,30 +146,37 @@ class NDCGEvaluator(BaseEvaluator):
 def main(argv: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    logger.setLevel(logging.INFO)
-    classes: Any = (ScriptArguments, TrainingArguments)
-    script, args = HfArgumentParser(classes, description=__doc__).parse_args_into_dataclasses(argv)
+    for name in ("train_letor", "train_listwise", "st_listwise"):
+        logging.getLogger(name).setLevel(logging.INFO)
     try:
-        run(script, args, argv)
+        refuse_processes()
+        script, args = parse_options(argv, (ScriptArguments, TrainingArguments), __doc__)
+        return run(script, args, argv)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
-def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None) -> dict[str, float]:
+def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None) -> int:
+    if args.resume_from_checkpoint not in (None, "last"):
+        raise ValueError(
+            f"--resume_from_checkpoint {args.resume_from_checkpoint}: each network goes on from a checkpoint of its "
+            "own, which 'last' finds."
+        )
+    push = push_settings(args)
     build_loss = loss_builder(script.loss, script.loss_args)
     train, valid, test = prepare_data(script)
     output = Path(str(args.output_dir))
+    models: dict[str, SetRankCrossEncoder] = {}
     results: dict[str, float] = {}
     evaluator, tested = NDCGEvaluator(valid, "valid"), NDCGEvaluator(test, "test")
     for name in ["SetRank", *(["without context"] if script.compare else [])]:
         set_seed(args.seed)
-        model = build_model(script, train, context=name == "SetRank")
+        models[name] = model = build_model(script, train, context=name == "SetRank")
         if name == "SetRank":
             results["untrained"] = tested(model)[tested.metric]
         trainer = build_trainer(model, args, train, build_loss(model), evaluator, output / name.replace(" ", "_"))
-        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+        trainer.train(resume_from_checkpoint=checkpoint_to_resume(trainer.args))
         results[name] = tested(model)[tested.metric]
         title = f"{name}, {script.loss} on {Path(script.train).name}"
         plot_curve(
@@ -165,6 +186,8 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
             title,
         )
         if name == "SetRank":
+            if push:
+                model.model_card_data.set_model_id(push["repo_id"])  # what the card's snippet loads
             model.save_pretrained(str(output / "final"))
     command = command_line("examples/setrank/train_letor.py", argv)
     write_json(
@@ -173,7 +196,7 @@ def run(script: ScriptArguments, args: TrainingArguments, argv: list[str] | None
     )
     print(table(results, len(tested.queries)))
     print(f"\nModel, card and figures are in {output}: final/, loss_curve_*.png, metrics.json.")
-    return results
+    return push_final(models["SetRank"], output / "final", push) if push else 0
 
 
 def table(results: dict[str, float], queries: int) -> str:
@@ -186,26 +209,40 @@ def prepare_data(script: ScriptArguments) -> tuple[Dataset, Dataset, Dataset]:
     """Lists to train on, to choose the best epoch on, and for the figures."""
     if script.train == "demo":
         rows = made_lists(460, seed=12)
-        return tuple(Dataset.from_list(rows[cut]) for cut in (slice(300), slice(300, 360), slice(360, None)))
+        train, valid, test = (Dataset.from_list(rows[cut]) for cut in (slice(300), slice(300, 360), slice(360, None)))
+        return shorten(train, script.max_docs, 12), valid, test
     if script.test is None:
         raise ValueError("--train with a file needs a --test file.")
-    train = read_letor(script.train, strict=True)
+    train = read_letor(script.train)
     width = len(train[0]["docs"][0])
-    test = read_letor(script.test, width, strict=True)
+    test = read_letor(script.test, width)
     if script.valid:
-        valid = read_letor(script.valid, width, strict=True)
+        valid = read_letor(script.valid, width)
     else:
         parts = train.train_test_split(test_size=max(len(train) // 10, 1), seed=12)
         train, valid = parts["train"], parts["test"]
-    teaches = train.filter(lambda labels: len(set(labels)) > 1, input_columns="labels")
+    teaches = teaching(train, script.train)
     logger.info(f"{script.train}: {len(teaches)} lists; {len(train) - len(teaches)} of one label are left out.")
     return shorten(teaches, script.max_docs, 12), valid, test
 
 
+def teaching(lists: Dataset, source: str) -> Dataset:
+    """The lists with documents of two labels. ValueError: there is none."""
+    kept = lists.filter(lambda labels: len(set(labels)) > 1, input_columns="labels")
+    if not len(kept):
+        raise ValueError(f"{source}: none of the {len(lists)} lists to train on has documents of two labels.")
+    return kept
+
+
 def shorten(lists: Dataset, max_docs: int | None, seed: int) -> Dataset:
-    """Lists of at most ``max_docs`` documents, drawn at random; those that are left with one label are dropped."""
+    """Lists of at most ``max_docs`` documents, drawn at random; those that are left with one label are dropped.
+
+    ValueError: none is left.
+    """
     if max_docs is None:
         return lists
+    if max_docs < 2:
+        raise ValueError(f"--max_docs {max_docs} must be at least 2: a list of one document teaches nothing.")
     generator = np.random.default_rng(seed)
     rows = []
     for row in lists:
@@ -213,6 +250,8 @@ def shorten(lists: Dataset, max_docs: int | None, seed: int) -> Dataset:
         short = {"docs": [row["docs"][i] for i in kept], "labels": [row["labels"][i] for i in kept]}
         if len(set(short["labels"])) > 1:
             rows.append({"query": row["query"], **short})
+    if not rows:
+        raise ValueError(f"{max_docs} documents, drawn from each of {len(lists)} lists, are never of two labels.")
     return Dataset.from_list(rows)
 
 
@@ -239,8 +278,8 @@ def made_lists(queries: int, seed: int, features: int = 6) -> list[dict[str, Any
 
 def build_model(script: ScriptArguments, train: Dataset, context: bool = True) -> SetRankCrossEncoder:
     """FeatureVectors → SetRank → Dense, with the statistics of the training lists."""
-    columns = [int(number) - 1 for number in script.ranking_features.split(",") if number]
     vectors = np.concatenate([np.asarray(docs) for docs in train["docs"]])
+    columns = ranking_columns(script.ranking_features, vectors.shape[1])
     if script.ordinal != "none" and not columns:
         logger.info("Ordinal embeddings take the order of the documents in the file as the initial ranking.")
     ordinal: dict[str, Any] = {
@@ -265,6 +304,19 @@ def build_model(script: ScriptArguments, train: Dataset, context: bool = True) -
     if not context:
         model[1].__class__ = WithoutContext
     return model
+
+
+def ranking_columns(features: str, width: int) -> list[int]:
+    """Columns, from 0, of features that are numbered from 1. ValueError: one is no such number.
+
+    >>> ranking_columns("3, 1", width=3), ranking_columns("", width=3)
+    ([2, 0], [])
+    """
+    given = [part.strip() for part in features.split(",") if part.strip()]
+    for part in given:
+        if not part.isdecimal() or not 1 <= int(part) <= width:
+            raise ValueError(f"--ranking_features {features}: {part!r} is no number of a feature, from 1 to {width}.")
+    return [int(part) - 1 for part in given]
 
 
 def build_trainer(

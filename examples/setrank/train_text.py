@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sentence_transformers import CrossEncoder
 
@@ -30,6 +30,7 @@ class SetRankArguments(ScriptArguments):
     """What is trained on what, and the shape of the set layers."""
 
     path: ClassVar[str] = "examples/setrank/train_text.py"
+    defaults: ClassVar[dict[str, Any]] = {"output_dir": "output/setrank_text"}
     keep_order: ClassVar[bool] = True
 
     layers: int = field(default=SetRankConfig.layers, metadata={"help": "blocks of set attention"})
@@ -40,7 +41,7 @@ class SetRankArguments(ScriptArguments):
     ordinal: str = field(default="none", metadata={"help": "the given order as a ranking: none, absolute or relative"})
     longest_list: int = field(default=1000, metadata={"help": "rows of the table of ordinal embeddings"})
     pooling: str | None = field(default=None, metadata={"help": "token vectors to a pair's: cls, mean (default), ..."})
-    head_learning_rate: float | None = field(
+    head_learning_rate: float = field(
         default=5e-4,
         metadata={"help": "peak learning rate of the set layers and the scores, which start from nothing"},
     )
@@ -67,8 +68,6 @@ class SetRankArguments(ScriptArguments):
         return model
 
     def learning_rates(self) -> dict[str, float]:
-        if self.head_learning_rate is None:
-            return {}
         return {r"\b[23]\.(projection|ordinal|blocks|linear)\b": self.head_learning_rate}
 
 

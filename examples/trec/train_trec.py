@@ -39,6 +39,7 @@ class TrecArguments(RunArguments):
 
     path: ClassVar[str] = "examples/trec/train_trec.py"
     defaults: ClassVar[dict[str, Any]] = {"output_dir": "output/trec", "per_device_train_batch_size": 8}
+    files: ClassVar[str] = f"reranked.run, {RunArguments.files}"
     first_order: ClassVar[str] = "first stage"  #: what the order of the run is called
     keep_above: ClassVar[float] = 0.0  #: label above which a document stays in each sample
 
