@@ -130,11 +130,18 @@ def check_batch_invariance(
     ]
     loss.train(training)
     _same(value, torch.stack([single for single, _ in singles]).mean(), "batch and single lists differ", tolerance)
+    if not gradients:
+        raise AssertionError("no parameter gets a gradient from the batch")
+    for row, (_, single) in enumerate(singles):
+        if apart := sorted(gradients.keys() ^ single.keys()):
+            raise AssertionError(
+                f"{len(apart)} parameters, first {apart[0]}, get a gradient from the batch or list {row} alone only"
+            )
     scale = max(float(gradient.abs().max()) for gradient in gradients.values())
     for name, gradient in gradients.items():
         mean = torch.stack([single[name] for _, single in singles]).mean(0)
         difference = float((gradient - mean).abs().max())
-        if difference > tolerance * scale:
+        if not difference <= tolerance * scale:  # of a gradient of NaN as well
             raise AssertionError(f"the gradient of {name} differs by {difference:.2e} between batch and single lists")
 
 
@@ -154,7 +161,10 @@ def _step(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     loss.zero_grad()
     value = loss(inputs, labels)
-    value.backward()
+    if isinstance(value, dict):  # the trainer adds the parts up
+        value = sum(value.values())
+    if value.requires_grad:
+        value.backward()
     gradients = {name: part.grad.clone() for name, part in loss.named_parameters() if part.grad is not None}
     loss.zero_grad()
     return value.detach(), gradients

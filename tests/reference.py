@@ -143,12 +143,14 @@ def lambda_loss(
     mu: float = 10.0,
     gain: str = "exponential",
     log_base: str = "binary",
+    eps: float = 0.0,
 ) -> float:
     if not teaches(labels):
         return 0.0
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], labels[i]))  # equal scores: the worse label first
     n, cut = len(order), top_k or len(order)
-    share = [1.0] * n if weighting == "none" else [g / max_dcg(labels, gain, top_k) for g in gains(labels, gain)]
+    ideal = 1.0 if weighting == "none" else max(max_dcg(labels, gain, top_k), eps)
+    share = [value / ideal for value in gains(labels, gain)]
     inverse = [1 / math.log2(2 + place) for place in range(n + 1)]
     total, count = 0.0, 0
     for a, i in enumerate(order):

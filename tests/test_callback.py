@@ -186,6 +186,20 @@ def test_a_healthy_run_is_not_warned_about_nor_one_that_recovers(
     assert "alike" not in caplog.text
 
 
+def test_too_little_spread_is_warned_about_at_the_last_of_patience_logs_in_a_row(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_bert()
+    trainer = trainer_of(tmp_path, model, st_listwise.ListMLELoss(model))
+    callback = ListStatisticsCallback(trainer, min_spread=0.5, patience=2)
+    warnings = []
+    for spread in (0.4, 0.5, 0.4, 0.4, 0.4):
+        callback._watch(spread, training=True)
+        warnings.append(caplog.text.count("scores all documents of a query alike"))
+    assert warnings == [0, 0, 0, 1, 1]
+    assert "in the last 2 logs the standard deviation within a list was below 0.5 (0.4 now)" in caplog.text
+
+
 def test_a_trainer_without_a_loss_of_ours_is_refused(tmp_path: Path) -> None:
     model = tiny_bert()
     trainer = trainer_of(tmp_path, model, UpstreamListNetLoss(model))

@@ -67,7 +67,7 @@ def test_a_model_is_measured_with_its_own_scores_and_each_query_is_written(tmp_p
     np.testing.assert_allclose([float(row["RR"]) for row in rows], expected["RR"])
 
 
-def test_the_best_model_is_chosen_by_its_key(tmp_path: Path) -> None:
+def test_the_best_model_is_chosen_by_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_bert()
     rows = Dataset.from_list([{key: row[key] for key in ("query", "docs", "labels")} for row in LISTS])
     args = CrossEncoderTrainingArguments(
@@ -83,11 +83,18 @@ def test_the_best_model_is_chosen_by_its_key(tmp_path: Path) -> None:
         disable_tqdm=True,
     )
     evaluator = GradedRerankingEvaluator(LISTS, name="dev", write_csv=False)
+    values = iter([0.2, 0.9, 0.5])
+    monkeypatch.setattr(evaluator, "measure", lambda scores: {"nDCG@10": [next(values)]})
     trainer = CrossEncoderTrainer(model, args, rows, loss=ListMLELoss(model), evaluator=evaluator)
     trainer.train()
     logged = [entry["eval_dev_nDCG@10"] for entry in trainer.state.log_history if "eval_dev_nDCG@10" in entry]
-    assert len(logged) == 3
-    assert trainer.state.best_metric == max(logged)
+    assert logged == [0.2, 0.9, 0.5]
+    assert trainer.state.best_metric == 0.9
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+    pairs = [(row["query"], doc) for row in LISTS for doc in row["docs"]]
+    first, best, last = (CrossEncoder(str(tmp_path / f"checkpoint-{number}")).predict(pairs) for number in (1, 2, 3))
+    assert model.predict(pairs).tolist() == best.tolist()
+    assert best.tolist() not in (first.tolist(), last.tolist())
 
 
 def test_queries_without_a_relevant_document_are_left_out() -> None:
@@ -178,9 +185,10 @@ def test_a_comparison_is_the_paired_t_test_with_a_bootstrap_interval() -> None:
     t = d.mean() / (d.std(ddof=1) / math.sqrt(len(d)))
     assert found.p_value == pytest.approx(2 * stats.t.sf(abs(t), len(d) - 1))
     assert found.difference == pytest.approx(d.mean())
-    half = 1.96 * d.std(ddof=1) / math.sqrt(len(d))  # what the bootstrap comes to for a mean of many
-    assert found.low == pytest.approx(d.mean() - half, abs=0.1 * half)
-    assert found.high == pytest.approx(d.mean() + half, abs=0.1 * half)
+    for interval, errors in ((found, 1.96), (compare(a, b, confidence=0.5), 0.6745)):
+        half = errors * d.std(ddof=1) / math.sqrt(len(d))  # what the bootstrap comes to for a mean of many
+        assert interval.low == pytest.approx(d.mean() - half, abs=0.1 * half)
+        assert interval.high == pytest.approx(d.mean() + half, abs=0.1 * half)
     assert (found.wins, found.losses) == (int((d > 0).sum()), int((d < 0).sum()))
 
 

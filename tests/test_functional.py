@@ -56,6 +56,7 @@ def ragged(seed: int, any_label: bool, lists: int = 7, docs: int = 9) -> tuple[T
 @pytest.mark.parametrize("seed", range(4))
 def test_values_are_those_of_the_slow_reference(case: Case, seed: int) -> None:
     scores, labels, mask = ragged(seed, case.any_label)
+    scores[4] = scores[4].round()  # some are equal
     expected = [
         case.reference(scores[row][mask[row]].tolist(), labels[row][mask[row]].tolist()) for row in range(len(mask))
     ]
@@ -179,10 +180,17 @@ def test_half_precision_is_computed_in_float32(case: Case, dtype: torch.dtype) -
 
 @MATRIX
 def test_autocast_does_not_touch_the_mathematics(case: Case) -> None:
-    scores, labels, mask = testing.random_lists(dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = case.loss(scores, labels, mask)
-    assert torch.equal(inside, case.loss(scores, labels, mask))
+    """Gradients of approximate ranks were products of matrices in bfloat16, where backward ran inside it."""
+    results = []
+    for enabled in (True, False):
+        scores, labels, mask = testing.random_lists(dtype=torch.float32)
+        scores.requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            value = case.loss(scores, labels, mask)
+            value.sum().backward()
+        results.append((value.detach(), scores.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-6, atol=1e-9)
 
 
 @MATRIX
@@ -243,6 +251,20 @@ def test_random_ties_repeat_with_their_generator_and_differ_without() -> None:
     )
     assert first == second
     assert first != functional.list_mle(scores, labels, ties="random", generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("loss", [functional.list_mle, functional.p_list_mle])
+def test_random_ties_without_a_generator_follow_torchs_seed_and_differ_by_call_and_list(
+    loss: Callable[..., Tensor],
+) -> None:
+    scores, labels = torch.randn(1, 30).expand(2, 30), torch.zeros(2, 30)
+    labels[:, 0] = 1
+    draws = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        draws.append([loss(scores, labels, ties="random", reduction="none").tolist() for _ in range(2)])
+    assert draws[0] == draws[1]
+    assert len({value for calls in (draws[0], draws[2]) for lists in calls for value in lists}) == 8
 
 
 # What has gone wrong elsewhere
@@ -370,6 +392,12 @@ def test_bad_options_are_quoted(name: str, options: dict[str, Any], message: str
         getattr(functional, name)(*OK, **options)
 
 
+def test_equal_scores_stand_in_the_worst_order() -> None:
+    """Of two documents the relevant one stands second: of 4 pairs its 2 weigh 1 / log2(3), the others nothing."""
+    value = functional.lambda_loss(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), weighting="ndcg1")
+    assert value.item() == pytest.approx(2 / math.log2(3) / 4, rel=1e-6)
+
+
 @pytest.mark.parametrize(("label", "eps"), [(1.0, 1.0), (1.0, 4.0), (3.0, 5.0), (3.0, 20.0)])
 def test_the_smallest_ideal_dcg_was_that_of_gains_scaled_by_the_largest(label: float, eps: float) -> None:
     """One relevant document below another one: the pair weighs its gain over its ideal DCG, 2^y - 1, or over eps."""
@@ -396,6 +424,16 @@ def test_the_exponential_gain_of_a_tiny_label_was_zero(name: str, label: float) 
     (expected,) = torch.autograd.grad(linear, scores)
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_documents_are_laid_out_by_lists_and_taken_out_again() -> None:
+    values, lengths = torch.arange(6.0), [2, 0, 3, 1]
+    mask = functional.length_mask(lengths)
+    padded = functional.pad_lists(values, lengths, fill=9.0)
+    assert padded.tolist() == [[0, 1, 9], [9, 9, 9], [2, 3, 4], [5, 9, 9]]
+    assert [own.tolist() for own in functional.unpad_lists(padded, mask)] == [[0, 1], [], [2, 3, 4], [5]]
+    holes = torch.tensor([[True, False, True], [False, False, True]])
+    assert [own.tolist() for own in functional.unpad_lists(padded[[0, 2]], holes)] == [[0, 9], [4]]
 
 
 @pytest.mark.parametrize("lengths", [[1, 2], [3, 3], [], [6, -1]])

@@ -6,9 +6,11 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import reference
 import torch
 from sentence_transformers import CrossEncoder
 from tiny_models import tiny_bert, tiny_decoder, tiny_set
@@ -90,8 +92,64 @@ def test_a_batch_is_the_mean_of_its_lists_for_value_and_every_gradient(
     testing.check_batch_invariance(loss, [QUERIES, DOCS], LABELS, tolerance=PRECISION[build])
 
 
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_the_list_loss_of_every_class_passes_the_public_checks(name: str, options: dict[str, Any]) -> None:
+    """Weights of positions were as wide as the longest list, and not as the mask: ValueError."""
+    loss = getattr(st_listwise, name)(tiny_bert(), **options)
+    ordered = options.get("ties") == "input" or options.get("respect_input_order", False)
+    testing.check_list_loss(loss.list_loss, input_order=ordered)
+
+
+#: class, its options, what its lists give by the slow reference
+VALUES: list[tuple[str, dict[str, Any], Callable[[list[float], list[float]], float]]] = [
+    ("ListMLELoss", {}, reference.list_mle),
+    ("ListMLELoss", {"ties": "input"}, partial(reference.list_mle, ties="input")),
+    ("ListMLELoss", {"top_k": 1}, partial(reference.list_mle, top_k=1)),
+    ("PListMLELoss", {}, reference.p_list_mle),
+    ("PListMLELoss", {"ties": "input"}, partial(reference.p_list_mle, ties="input")),
+    ("PListMLELoss", {"lambda_weight": None}, reference.list_mle),
+    ("PListMLELoss", {"lambda_weight": None, "ties": "input"}, partial(reference.list_mle, ties="input")),
+    (
+        "PListMLELoss",
+        {"lambda_weight": lambda mask: 1 / (1.0 + mask.cumsum(-1)), "ties": "input"},
+        partial(reference.p_list_mle, weights=[1 / 2, 1 / 3, 1 / 4, 1 / 5], ties="input"),
+    ),
+    ("ListNetLoss", {}, reference.list_net),
+    ("ListNetLoss", {"label_temperature": 0.5}, partial(reference.list_net, label_temperature=0.5)),
+    ("AttentionRankLoss", {}, reference.attention_rank),
+    ("ADRMSELoss", {}, reference.adr_mse),
+    ("ADRMSELoss", {"discount": "reciprocal"}, partial(reference.adr_mse, discount="reciprocal")),
+    ("ADRMSELoss", {"alpha": 2.0, "normalize": True}, partial(reference.adr_mse, alpha=2.0, normalize=True)),
+    ("ApproxNDCGLoss", {}, partial(reference.approx_ndcg, alpha=5.0)),
+    ("ApproxNDCGLoss", {"alpha": 2.0, "top_k": 1}, partial(reference.approx_ndcg, alpha=2.0, top_k=1)),
+    ("ApproxNDCGLoss", {"gain": "linear"}, partial(reference.approx_ndcg, alpha=5.0, gain="linear")),
+    ("ApproxMRRLoss", {}, reference.approx_mrr),
+    ("ApproxMRRLoss", {"alpha": 3.0}, partial(reference.approx_mrr, alpha=3.0)),
+    ("RankNetLoss", {}, reference.rank_net),
+    ("RankNetLoss", {"k": 1, "sigma": 0.5}, partial(reference.rank_net, top_k=1, sigma=0.5)),
+    ("RankNetLoss", {"reduction_log": "natural"}, partial(reference.rank_net, log_base="natural")),
+    ("LambdaLoss", {}, reference.lambda_loss),
+    ("LambdaLoss", {"weighting_scheme": "ndcg1"}, partial(reference.lambda_loss, weighting="ndcg1")),
+    ("LambdaLoss", {"k": 1, "sigma": 2.0}, partial(reference.lambda_loss, top_k=1, sigma=2.0)),
+    ("LambdaLoss", {"mu": 3.0, "gain": "linear"}, partial(reference.lambda_loss, mu=3.0, gain="linear")),
+    ("LambdaLoss", {"eps": 5.0}, partial(reference.lambda_loss, eps=5.0)),
+    ("LambdaLoss", {"reduction_log": "natural"}, partial(reference.lambda_loss, log_base="natural")),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "slow"), VALUES)
+def test_the_value_is_the_slow_references_with_the_options_that_are_given(
+    name: str, options: dict[str, Any], slow: Callable[[list[float], list[float]], float]
+) -> None:
+    model = tiny_bert()
+    scores = [model.predict([(query, doc) for doc in docs]).tolist() for query, docs in zip(QUERIES, DOCS)]
+    expected = [slow(own, labels.tolist()) for own, labels in zip(scores, LABELS)]
+    value, _ = step(getattr(st_listwise, name)(model, **options))
+    assert value.item() == pytest.approx(sum(expected) / 6, rel=1e-4)
+
+
 @MODELS
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["ListMLELoss", "ADRMSELoss", "LambdaLoss"])
 def test_mini_batches_and_recompute_change_nothing(build: Build, name: str) -> None:
     model = build().double()
     loss_class = getattr(st_listwise, name)
@@ -105,6 +163,7 @@ def test_mini_batches_and_recompute_change_nothing(build: Build, name: str) -> N
 @MODELS
 @pytest.mark.parametrize("name", ["ListMLELoss", "ADRMSELoss"])
 def test_dropout_is_replayed_bit_by_bit(build: Build, name: str) -> None:
+    """Peers replayed the second pass without the first one's dropout: gradients of another network."""
     model = build(dropout=0.3).train()
     results = []
     for recompute in (False, True):
@@ -112,6 +171,7 @@ def test_dropout_is_replayed_bit_by_bit(build: Build, name: str) -> None:
         torch.manual_seed(5)
         results.append(step(loss))
     assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1].keys() == results[1][1].keys()
     assert all(torch.equal(gradient, results[1][1][key]) for key, gradient in results[0][1].items())
 
 
@@ -134,20 +194,33 @@ def test_lists_that_cannot_teach_give_zeros_and_not_none(name: str) -> None:
     assert all((gradient == 0).all() for gradient in gradients.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_trains(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("ListMLELoss", torch.bfloat16), ("ADRMSELoss", torch.bfloat16), ("LambdaLoss", torch.float16)],
+)
+def test_half_precision_changes_value_and_gradient_by_its_rounding_alone(name: str, dtype: torch.dtype) -> None:
+    """A score is rounded in each of ten products of matrices on its way; over all scores errors cancel out."""
     loss = getattr(st_listwise, name)(tiny_bert(), mini_batch_size=3, recompute=True)
+    expected, expected_gradients = step(loss)
+    loss.zero_grad()
     with torch.autocast("cpu", dtype=dtype):
         value = loss([QUERIES, DOCS], LABELS)
     value.backward()
     assert value.dtype == torch.float32
-    assert all(torch.isfinite(part.grad).all() for part in loss.parameters() if part.grad is not None)
+    assert value != expected
+    eps = torch.finfo(dtype).eps
+    assert value.item() == pytest.approx(expected.item(), rel=2 * eps)
+    gradients = {name: part.grad for name, part in loss.named_parameters() if part.grad is not None}
+    assert gradients.keys() == expected_gradients.keys()
+    flat, expected_flat = (torch.cat([own[key].flatten() for key in own]) for own in (gradients, expected_gradients))
+    assert (flat - expected_flat).norm() <= 10 * eps * expected_flat.norm()
 
 
 def test_bfloat16_weights_train() -> None:
     value, gradients = step(st_listwise.ListMLELoss(tiny_bert().bfloat16(), mini_batch_size=3))
     assert value.dtype == torch.float32
+    expected, _ = step(st_listwise.ListMLELoss(tiny_bert()))
+    assert value.item() == pytest.approx(expected.item(), rel=2 * torch.finfo(torch.bfloat16).eps)
     assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
     assert {gradient.dtype for gradient in gradients.values()} == {torch.bfloat16}
 
@@ -228,8 +301,11 @@ def test_combined_losses_give_the_weighted_sum_of_their_gradients_from_one_forwa
     model = build().double()
     rank, teacher = st_listwise.ListMLELoss(model, activation_fn=nn.Tanh()), st_listwise.ADRMSELoss(model)
     expected: dict[str, Tensor] = {}
+    values = []
     for loss, weight in ((rank, 2.0), (teacher, 0.5)):
-        for name, gradient in step(loss, [QUERIES, DOCS, [0.5, 2.0, 0.0, 1.0, 3.0, 1.0]])[1].items():
+        value, gradients = step(loss, [QUERIES, DOCS, [0.5, 2.0, 0.0, 1.0, 3.0, 1.0]])
+        values.append(weight * value)
+        for name, gradient in gradients.items():
             expected[name] = expected.get(name, 0) + weight * gradient
     combined = st_listwise.CombinedLoss({"a": (rank, 2.0), "b": (teacher, 0.5)}, mini_batch_size=-1)
     forwards: list[int] = []
@@ -240,12 +316,43 @@ def test_combined_losses_give_the_weighted_sum_of_their_gradients_from_one_forwa
     assert len(forwards) == 1
     sum(components.values()).backward()
     assert list(components) == ["a", "b"]
-    for name, part in model.named_parameters():
-        if part.grad is not None:
-            key = f"model.{name}"
-            torch.testing.assert_close(part.grad, expected[key], rtol=PRECISION[build], atol=PRECISION[build])
-    plain = st_listwise.CombinedLoss({"a": (st_listwise.ListMLELoss(model), 2.0), "b": (teacher, 0.5)})
-    testing.check_list_loss(plain.list_loss)
+    precision = {"rtol": PRECISION[build], "atol": PRECISION[build]}
+    torch.testing.assert_close([part.detach() for part in components.values()], values, **precision)
+    found = {f"model.{name}": part.grad for name, part in model.named_parameters() if part.grad is not None}
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], **precision)
+
+
+def test_the_list_loss_of_a_combination_is_the_weighted_sum_of_those_of_its_parts() -> None:
+    model = tiny_bert()
+    parts = {"a": (st_listwise.ListMLELoss(model), 2.0), "b": (st_listwise.ADRMSELoss(model), 0.5)}
+    combined = st_listwise.CombinedLoss(parts)
+    testing.check_list_loss(combined.list_loss)
+    scores, labels, mask = testing.random_lists()
+    lists = [(own[real].tolist(), graded[real].tolist()) for own, graded, real in zip(scores, labels, mask)]
+    expected = [2 * reference.list_mle(*one) + 0.5 * reference.adr_mse(*one) for one in lists]
+    assert combined.list_loss(scores, labels, mask).tolist() == pytest.approx(expected, rel=1e-9)
+    weighted = st_listwise.PListMLELoss(model, lambda_weight=lambda mask: 1 / mask.cumsum(-1))
+    testing.check_list_loss(st_listwise.CombinedLoss({"a": (weighted, 1.0)}).list_loss)
+
+
+def test_the_task_reaches_the_models_preprocessing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_bert()
+    preprocess = model.preprocess
+    seen: list[tuple[str | None, str | None]] = []
+
+    def spy(pairs: Any, prompt: str | None = None, task: str | None = None) -> Any:
+        seen.append((prompt, task))
+        return preprocess(pairs, prompt=prompt)
+
+    monkeypatch.setattr(model, "preprocess", spy)
+    loss = st_listwise.ListMLELoss(model)
+    for called in (loss, st_listwise.CombinedLoss({"a": (loss, 1.0)})):
+        called([QUERIES, DOCS], LABELS, prompt="rank: ", task="rerank")
+    collator = st_listwise.ListwiseDataCollator(loss, prompts="rank: ", router_mapping="rerank")
+    collator([{"query": query, "docs": docs, "labels": [1.0] * len(docs)} for query, docs in zip(QUERIES, DOCS)])
+    assert seen == [("rank: ", "rerank")] * 3
 
 
 def test_what_cannot_be_combined_is_refused() -> None:

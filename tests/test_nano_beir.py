@@ -13,9 +13,6 @@ from datasets import Dataset
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderNanoBEIREvaluator
 from tiny_models import tiny_bert, tiny_set
 
-from st_listwise import SetRankCrossEncoder
-from st_listwise.evaluation import predict_lists
-
 NAMES = ["msmarco", "nfcorpus"]
 WORDS = ["bear", "river", "stone", "light", "paris", "cloud", "iron", "apple"]
 MODELS = pytest.mark.parametrize("build", [tiny_bert, tiny_set, lambda: tiny_set(inducing_points=3)])
@@ -82,32 +79,3 @@ def test_figures_are_those_of_plain_arithmetic_over_the_scores_of_each_list(
         means.append(np.mean(values))
     assert evaluator.primary_metric == "NanoBEIR_R20_mean_ndcg@10"
     assert results[evaluator.primary_metric] == pytest.approx(np.mean(means), abs=1e-9)
-
-
-@MODELS
-def test_the_scores_that_it_asks_for_are_those_of_whole_lists(
-    build: Any, evaluator: CrossEncoderNanoBEIREvaluator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = build()
-    asked: list[np.ndarray] = []
-    predict = type(model).predict
-
-    def spy(self: Any, inputs: Any, **options: Any) -> Any:
-        asked.append(predict(self, inputs, **options))
-        return asked[-1]
-
-    monkeypatch.setattr(type(model), "predict", spy)
-    evaluator(model)
-    monkeypatch.undo()
-    for name, flat in zip(("NanoMSMARCO", "NanoNFCorpus"), asked, strict=True):
-        rows = [(query, sorted(docs)) for query, docs, _ in lists(name)]
-        # The evaluator's order of relevant documents is that of a set: compare by document.
-        scores = predict_lists(model, *zip(*rows))
-        expected = np.concatenate([np.sort(own) for own in scores])
-        cuts = np.cumsum([len(docs) for _, docs in rows])[:-1]
-        found = np.concatenate([np.sort(own) for own in np.split(flat, cuts)])
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-        if isinstance(model, SetRankCrossEncoder):
-            ranked = model.rank_batch(*zip(*rows))
-            for own, entries in zip(scores, ranked, strict=True):
-                np.testing.assert_allclose(np.sort(own)[::-1], [e["score"] for e in entries], rtol=1e-5, atol=1e-5)

@@ -100,6 +100,25 @@ def test_with_dropout_a_mini_batch_runs_again_whole_or_not_at_all(monkeypatch: A
     assert len(rows) < 5, "of the 5 mini-batches that keep no graph, some hold documents that teach nothing only"
 
 
+@BUILDERS
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_second_pass_is_in_the_autocast_of_the_first_one_and_not_in_that_of_backward(
+    build: Build, inside: bool
+) -> None:
+    model = build()
+    seen: list[torch.dtype] = []
+    layer = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    layer.register_forward_hook(lambda *given: seen.append(given[-1].dtype))
+    loss = ListMLELoss(model, mini_batch_size=4, recompute=True)
+    labels = [torch.arange(float(len(docs))) for docs in DOCS]  # all teach
+    with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+        value = loss([QUERIES, DOCS], labels)
+    assert len(seen) == 3
+    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        value.backward()
+    assert seen == [torch.bfloat16 if inside else torch.float32] * 5  # of the last mini-batch the graph is kept
+
+
 def test_random_numbers_go_on_as_without_recomputing() -> None:
     """The second pass put the generator back to where the first had begun: the next step would draw the same masks."""
     model = tiny_bert(dropout=0.3).train()
@@ -129,6 +148,7 @@ def test_auto_keeps_what_fits_and_changes_no_gradient(build: Build, share: float
         (scores * torch.linspace(-1, 2, 20)).sum().backward()
         gradients.append({name: part.grad for name, part in model.named_parameters() if part.grad is not None})
     for other in gradients[1:]:
+        assert other.keys() == gradients[0].keys()
         assert all(torch.equal(gradients[0][name], other[name]) for name in other)
     assert len(again) == 9 - min(9, int(share * 9)), "9 mini-batches before the last, all alike"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from pathlib import Path
@@ -155,17 +156,32 @@ def test_positives_are_kept_best_first_and_one_place_is_left_for_a_negative(
             assert min(kept) == 0
 
 
-def test_top_heavy_draws_negatives_by_their_place_and_uniform_does_not() -> None:
+@pytest.mark.parametrize("max_docs", [2, 3])
+def test_top_heavy_draws_negatives_by_their_place_and_uniform_does_not(max_docs: int) -> None:
     epochs = 800
-    for strategy, weights in (("uniform", [1, 1, 1, 1]), ("top-heavy", [1, 1 / 3, 1 / 4, 1 / 5])):
-        found = Counter(
-            place for places in draws([0, 1, 0, 0, 0], epochs, max_docs=2, strategy=strategy) for place in places
-        )
+    for strategy, weights in (
+        ("uniform", {0: 1, 2: 1, 3: 1, 4: 1}),
+        ("top-heavy", {0: 1, 2: 1 / 3, 3: 1 / 4, 4: 1 / 5}),
+    ):
+        drawn = draws([0, 1, 0, 0, 0], epochs, max_docs=max_docs, strategy=strategy)
+        found = Counter(place for places in drawn for place in places)
         assert found[1] == epochs  # the positive
-        for place, weight in zip((0, 2, 3, 4), weights):
-            share = weight / sum(weights)
+        for place, share in chances(weights, max_docs - 1).items():
             deviation = math.sqrt(share * (1 - share) / epochs)
             assert found[place] / epochs == pytest.approx(share, abs=4 * deviation)
+
+
+def chances(weights: dict[int, float], count: int) -> dict[int, float]:
+    """How probable it is that each place is among so many drawn one after the other, without putting back."""
+    shares = dict.fromkeys(weights, 0.0)
+    for drawn in itertools.permutations(weights, count):
+        left, chance = sum(weights.values()), 1.0
+        for place in drawn:
+            chance *= weights[place] / left
+            left -= weights[place]
+        for place in drawn:
+            shares[place] += chance
+    return shares
 
 
 def test_of_a_teachers_ranking_all_documents_are_drawn() -> None:

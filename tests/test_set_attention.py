@@ -140,8 +140,26 @@ def test_the_paper_settings_are_those_of_the_authors_code() -> None:
     assert block.inducing.shape == (20, 256)
     assert block.inducing.std().item() == pytest.approx(0.1, rel=0.05)
     assert block.feed_forward[0].out_features == 1024
-    assert isinstance(block.attention.output, nn.Identity)
+    assert not block.pre_norm
+    assert block.dropout.p == 0
+    for attended in (block.attention, block.induced_attention):
+        assert isinstance(attended.activation, nn.ReLU)
+        assert isinstance(attended.output, nn.Identity)
+        assert (attended.heads, attended.dropout) == (8, 0)
     assert isinstance(SetRank(46, SetRankConfig.paper(inducing_points=0)).blocks[0], MSAB)
+
+
+@pytest.mark.parametrize("inducing_points", [0, 3])
+def test_a_shape_of_ones_own_reaches_every_block(inducing_points: int) -> None:
+    config = SetRankConfig(heads=2, feed_forward=1.5, dropout=0.3, qkv_relu=True, inducing_points=inducing_points)
+    for block in SetRank(16, config).blocks:
+        assert block.feed_forward[0].out_features == 24
+        assert block.dropout.p == 0.3
+        assert block.pre_norm
+        for attended in [block.attention, *([block.induced_attention] if inducing_points else [])]:
+            assert (attended.heads, attended.dropout) == (2, 0.3)
+            assert isinstance(attended.activation, nn.ReLU)
+            assert isinstance(attended.output, nn.Linear)
 
 
 @pytest.mark.parametrize(

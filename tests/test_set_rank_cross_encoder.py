@@ -96,6 +96,15 @@ def test_predict_returns_what_a_cross_encoder_returns() -> None:
     assert isinstance(model.activation_fn, nn.Identity)
 
 
+def test_a_prompt_given_by_itself_or_by_its_name_goes_before_the_query() -> None:
+    model = tiny_set()
+    model.prompts = {"rank": "rank: "}
+    expected = model.predict([(f"rank: {query}", doc) for query, doc in PAIRS])
+    assert np.abs(expected - model.predict(PAIRS)).max() > 0.1
+    for prompt in ({"prompt": "rank: "}, {"prompt_name": "rank"}):
+        np.testing.assert_allclose(model.predict(PAIRS, **prompt), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"), [([2, 4], "add up to 6, but there are 9 pairs"), ([2, 4, 3, 0], "list 3 is empty")]
 )
@@ -220,6 +229,21 @@ def test_a_trained_pointwise_model_gives_its_encoder(tmp_path: Path) -> None:
     expected = dict(pointwise.model.bert.named_parameters())
     for name, parameter in model.transformers_model.named_parameters():
         assert torch.equal(parameter, expected[name])
+
+
+@pytest.mark.parametrize("pooling", [None, "mean", "cls"])
+@torch.no_grad()
+def test_the_vector_of_a_pair_is_its_first_token_or_the_mean_of_real_ones(tmp_path: Path, pooling: Any) -> None:
+    tiny_bert().save_pretrained(str(tmp_path))
+    model = SetRankCrossEncoder(str(tmp_path), set_rank=SetRankConfig(layers=1, heads=4), pooling=pooling).eval()
+    features = model.preprocess(PAIRS)
+    tokens = {name: features[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+    hidden = model.transformers_model(**tokens).last_hidden_state
+    real = tokens["attention_mask"][..., None]
+    mean = (hidden * real).sum(1) / real.sum(1)
+    assert not torch.allclose(mean, hidden[:, 0], atol=0.1)
+    vectors = model.encode_pairs(features)["sentence_embedding"]
+    torch.testing.assert_close(vectors, hidden[:, 0] if pooling == "cls" else mean, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["onnx", "openvino"])

@@ -260,11 +260,12 @@ class _SigmoidSums(torch.autograd.Function):
         grad = grad.masked_fill(~mask, 0)
         ones = torch.ones_like(grad)
         result, keys = torch.empty_like(x), x.masked_fill(~mask, -torch.inf)
-        for rows in row_chunks(x):
-            slope = _pair_sigmoids(keys, x[:, rows])
-            slope = slope.addcmul_(slope, slope, value=-1)  # of the sigmoid, 0 for padding
-            pulled, total = (torch.matmul(slope, values[:, :, None])[..., 0] for values in (grad, ones))
-            result[:, rows] = pulled - grad[:, rows] * total
+        with torch.autocast(x.device.type, enabled=False):  # inside it products would be of half precision
+            for rows in row_chunks(x):
+                slope = _pair_sigmoids(keys, x[:, rows])
+                slope = slope.addcmul_(slope, slope, value=-1)  # of the sigmoid, 0 for padding
+                pulled, total = (torch.matmul(slope, values[:, :, None])[..., 0] for values in (grad, ones))
+                result[:, rows] = pulled - grad[:, rows] * total
         return result.masked_fill_(~mask, 0), None
 
 

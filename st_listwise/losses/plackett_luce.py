@@ -382,13 +382,14 @@ class AttentionRankLoss(ListwiseLoss):
 
 def position_weights(function: Callable[[Tensor], Tensor], mask: Tensor) -> Tensor:
     """``(lists, docs)`` weights of a user's function, called for each list length by itself: it sees no neighbours."""
-    sizes = mask.sum(-1).tolist()
-    rows = {size: function(torch.ones(1, size, dtype=torch.bool, device=mask.device)) for size in set(sizes)}
-    for size, row in rows.items():
+    sizes = mask.sum(-1)
+    weights = torch.zeros(mask.shape, device=mask.device)
+    for size in set(sizes.tolist()) - {0}:
+        row = function(torch.ones(1, size, dtype=torch.bool, device=mask.device))
         if not isinstance(row, Tensor) or row.shape[-1:] != (size,) or row.numel() != size:
             raise ValueError(f"lambda_weight must return (1, {size}) weights for a mask of that shape, got {row!r}.")
-    flat = torch.cat([rows[size].reshape(-1) for size in sizes])
-    return functional.pad_lists(flat.float(), sizes)
+        weights[sizes == size, :size] = row.reshape(-1).to(weights)
+    return weights
 
 
 def _weight_name(function: Any) -> str:
