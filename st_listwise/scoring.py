@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
+from sentence_transformers.cross_encoder import CrossEncoder
 from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
@@ -25,6 +26,21 @@ AUTO_TOKENS = {"cpu": 1024, "cuda": 32768}
 OVERHEAD_TOKENS = {"cpu": 120, "cuda": 4096}
 #: Pairs in a mini-batch where inputs tell no length.
 AUTO_PAIRS = 32
+
+
+def check_model(model: Any, user: str) -> None:
+    """ValueError unless it is a CrossEncoder, wrapped or not, that gives one score a pair."""
+    bare = unwrap(model)
+    if not isinstance(bare, CrossEncoder):
+        raise ValueError(
+            f"{user} needs a CrossEncoder, got {type(bare).__name__}: "
+            "CrossEncoder(name, num_labels=1, activation_fn=torch.nn.Identity())."
+        )
+    if bare.num_labels != 1:
+        raise ValueError(
+            f"{user} needs a model with 1 output label, got one with {bare.num_labels}: "
+            "build it as CrossEncoder(..., num_labels=1)."
+        )
 
 
 class Limits(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from datasets import Dataset, Features, LargeList, List, Value
 
+from st_listwise.data.column import check_dataset
 from st_listwise.data.tally import Tally
 
 #: Columns of negatives in n-tuples and triplets.
@@ -51,10 +52,11 @@ def from_hard_negatives(
         What was left out is logged, and given by :func:`~st_listwise.data.counts`.
 
     Raises:
-        ValueError: the columns are not those of one of the formats, or there are others besides; there are no scores
+        ValueError: it is no data set; the columns are not those of one of the formats, or there are others besides; there are no scores
             to take, or no list is left; in strict mode a query or document without text, documents that their labels
             do not fit, or a number that is not finite.
     """
+    check_dataset("dataset", dataset)
     dataset = dataset.with_format(None)
     layout = _layout(dataset, labels)
     tally = Tally(strict)

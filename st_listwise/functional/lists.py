@@ -69,10 +69,10 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name}={value!r} must be a finite number above 0.")
 
 
-def check_top_k(top_k: int | None) -> None:
-    """ValueError unless ``top_k`` is None or a whole number of at least 1."""
+def check_top_k(top_k: int | None, name: str = "top_k") -> None:
+    """ValueError unless ``top_k``, which the user calls by ``name``, is None or a whole number of at least 1."""
     if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
-        raise ValueError(f"top_k={top_k!r} must be a whole number of at least 1, or None for all documents.")
+        raise ValueError(f"{name}={top_k!r} must be a whole number of at least 1, or None for all documents.")
 
 
 def check_finite(name: str, values: Tensor, mask: Tensor) -> None:
