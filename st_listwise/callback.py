@@ -57,7 +57,8 @@ class ListStatisticsCallback(TrainerCallback):
 
     Args:
         trainer: The trainer whose losses are watched, one or a dictionary of them. At least one is of this package.
-        min_spread: A spread below this, in training or in evaluation, is warned about, once. A new head on MiniLM-L6 starts at 0.013.
+        min_spread: A spread below this, in training or in evaluation, is warned about, once. A new head on MiniLM-L6
+            starts at 0.013.
         patience: Number of logs in a row below ``min_spread`` before the warning.
 
     Raises:

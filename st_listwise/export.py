@@ -32,7 +32,7 @@ def export_onnx(model: CrossEncoder, path: str | Path) -> Path:
         The path.
 
     Raises:
-        ValueError: a set model, whose scores are no function of single pairs; a model of several modules, or of several
+        ValueError: a set model, whose scores are no function of single pairs; a model of several modules or several
             labels; a path that is a folder.
         ImportError: onnx and onnxscript are not installed.
 

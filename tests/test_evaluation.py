@@ -176,7 +176,7 @@ def test_measures_may_be_the_objects_of_ir_measures() -> None:
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        (DatasetDict(test=Dataset.from_list([LISTS[0]])), "query 0 is str 'test', expected a row .* not a DatasetDict"),
+        (DatasetDict(test=Dataset.from_list([LISTS[0]])), "query 0 is str 'test', expected a row.* not a DatasetDict"),
         ({"query": ["q"], "docs": [["a"]], "labels": [[1]]}, "query 0 is str 'query', expected a row"),
     ],
     ids=["DatasetDict", "columns"],

@@ -53,7 +53,8 @@ class Collection:
         """Write lists in order of ``by``; those of one label only with ``keep_all``.
 
         Raises:
-            ValueError: ``depth`` or ``num_proc`` is no whole number from 1 on, or no list is left; in strict mode, a fault.
+            ValueError: ``depth`` or ``num_proc`` is no whole number from 1 on, or no list is left; in strict mode, a
+                fault.
         """
         for name, option in (("depth", depth), ("num_proc", num_proc)):
             if option is not None and (not isinstance(option, int) or option < 1):

@@ -52,9 +52,9 @@ def from_hard_negatives(
         What was left out is logged, and given by :func:`~st_listwise.data.counts`.
 
     Raises:
-        ValueError: it is no data set; the columns are not those of one of the formats, or there are others besides; there are no scores
-            to take, or no list is left; in strict mode a query or document without text, documents that their labels
-            do not fit, or a number that is not finite.
+        ValueError: it is no data set; the columns are not those of one of the formats, or there are others besides;
+            there are no scores to take, or no list is left; in strict mode a query or document without text, documents
+            that their labels do not fit, or a number that is not finite.
     """
     check_dataset("dataset", dataset)
     dataset = dataset.with_format(None)

@@ -205,8 +205,8 @@ def _check_columns(row: Mapping[str, Any], index: int) -> None:
     """ValueError where it is no row, a column is not there, or is no list."""
     if not isinstance(row, Mapping):
         raise ValueError(
-            f"query {index} is {type(row).__name__} {row!r:.60}, expected a row with query, docs and labels. Give a list "
-            "of dictionaries, or one data set, not a DatasetDict."
+            f"query {index} is {type(row).__name__} {row!r:.60}, expected a row with query, docs and labels. Give a "
+            "list of dictionaries, or one data set, not a DatasetDict."
         )
     given = [name for name, own in row.items() if own is not None]
     if missing := [name for name in ("query", "docs", "labels") if name not in given]:

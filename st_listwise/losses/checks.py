@@ -10,7 +10,6 @@ from torch import Tensor
 
 from st_listwise.functional.lists import check_finite, length_mask, pad_lists
 
-
 #: Columns that a loss takes, in their order.
 SELECT = 'dataset.select_columns(["query", "docs", "labels"])'
 #: Beyond this whole numbers that are all different are taken for identifiers.

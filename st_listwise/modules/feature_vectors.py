@@ -31,8 +31,8 @@ class FeatureVectors(SavedModule, InputModule):
             is better), for example BM25.
 
     Raises:
-        ValueError: ``ranking_columns`` are no columns; from :meth:`preprocess`: a vector of another width, or a value that is NaN or infinite, with query
-            and document.
+        ValueError: ``ranking_columns`` are no columns; from :meth:`preprocess`: a vector of another width, or a value
+            that is NaN or infinite, with query and document.
     """
 
     config_file_name = "feature_vectors_config.json"
