@@ -218,6 +218,22 @@ def test_a_score_that_is_not_finite_is_named() -> None:
         GradedRerankingEvaluator(LISTS).measure([SCORES[0], np.array([math.nan, 1.0])])
 
 
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ([SCORES[0], np.zeros(1), SCORES[1]], "There are 3 lists of scores for 2 lists with a relevant document"),
+        (SCORES[:1], "There are 1 lists of scores for 2 lists"),
+        ([SCORES[0], SCORES[0]], r"Query 1 has 2 documents, but scores of shape \(3,\)"),
+        (np.zeros(2), r"Query 0 has 3 documents, but scores of shape \(\)"),
+    ],
+)
+def test_scores_that_do_not_fit_the_lists_were_measured_with_those_of_another_one(scores: Any, message: str) -> None:
+    """Queries without a relevant document are left out, so that scores of all lists stand in other places."""
+    evaluator = GradedRerankingEvaluator([LISTS[0], {"query": "s", "docs": ["x"], "labels": [0]}, LISTS[1]])
+    with pytest.raises(ValueError, match=message):
+        evaluator.measure(scores)
+
+
 # Comparison
 
 

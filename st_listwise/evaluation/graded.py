@@ -105,16 +105,22 @@ class GradedRerankingEvaluator(BaseEvaluator):
         return metrics
 
     def measure(self, scores: Sequence[np.ndarray]) -> dict[str, list[float]]:
-        """Measure → value of each query, from the scores of each list.
+        """Measure → value of each query, from the scores of each list of :attr:`rows`.
 
         Raises:
-            ValueError: a score is NaN or infinite.
+            ValueError: scores do not fit the lists, or one is NaN or infinite.
         """
         import ir_measures
 
+        if len(scores) != len(self.rows):
+            raise ValueError(
+                f"There are {len(scores)} lists of scores for {len(self.rows)} lists with a relevant document."
+            )
         generator = np.random.default_rng(12)
         qrels, run = [], []
-        for number, (row, own) in enumerate(zip(self.rows, scores)):
+        for number, (row, own) in enumerate(zip(self.rows, map(np.asarray, scores))):
+            if own.shape != (len(row["docs"]),):
+                raise ValueError(f"Query {number} has {len(row['docs'])} documents, but scores of shape {own.shape}.")
             if not np.isfinite(own).all():
                 place = int(np.flatnonzero(~np.isfinite(own))[0])
                 raise ValueError(f"The score of query {number}, document {place} is {own[place]}.")

@@ -105,8 +105,12 @@ def as_lists(scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> tupl
         stood in the padding, and the mask.
 
     Raises:
-        ValueError: shapes that differ, no lists, a mask that is not bool, a real score or label that is not finite.
+        ValueError: no tensors, shapes that differ, no lists, a mask that is not bool, a real score or label that is
+            not finite.
     """
+    for name, values in (("scores", scores), ("labels", labels)):
+        if not isinstance(values, Tensor):
+            raise ValueError(f"{name} is {type(values).__name__}, expected a (lists, docs) tensor.")
     scores = upcast(scores)
     mask = as_mask(scores, mask)
     if labels.shape != scores.shape:
