@@ -136,7 +136,7 @@ class SetRankCrossEncoder(CrossEncoder):
             ("features", features, FeatureVectors),
             ("set_rank", set_rank, SetRankConfig),
         ):
-            if part is not None and not isinstance(part, kind):  # type: ignore[arg-type]
+            if part is not None and not isinstance(part, kind):
                 raise ValueError(
                     f"{name} is {type(part).__name__}: expected SetRankCrossEncoder(name or folder, "
                     "set_rank=SetRankConfig(...)), or features=FeatureVectors.fit(vectors) in place of the name."
@@ -488,8 +488,8 @@ def check_lists(queries: Any, docs_lists: Any) -> None:
     if len(queries) != len(docs_lists):
         raise ValueError(f"{len(queries)} queries were given, but {len(docs_lists)} lists of documents.")
     for index, docs in enumerate(docs_lists):
-        if isinstance(docs, str):
-            raise ValueError(f"documents of query {index} is one text, {docs!r:.60}, expected a list of documents.")
+        if isinstance(docs, str) or not hasattr(docs, "__len__"):
+            raise ValueError(f"documents of query {index} is {docs!r:.60}, expected a list of documents.")
 
 
 def _check_pairs(pairs: Sequence[Any]) -> None:

@@ -160,6 +160,12 @@ def test_a_feature_beyond_the_width_is_an_error_in_either_mode(tmp_path: Path) -
             read_letor(tmp_path / "wide.txt", width)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("path", [None, ["fold1.txt", "fold2.txt"]], ids=type)
+def test_what_is_no_path_of_one_file_is_named(path: Any) -> None:
+    with pytest.raises(ValueError, match=f"is {type(path).__name__}, expected the path of one file"):
+        read_letor(path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -279,6 +285,9 @@ def test_rows_that_cannot_be_grouped_are_refused() -> None:
         group_by_query(rows, doc="passage")
     with pytest.raises(ValueError, match="label does not hold numbers"):
         group_by_query(rows)
+    lists = Dataset.from_dict({"query": [["a"]], "doc": ["b"], "label": [1]})
+    with pytest.raises(ValueError, match=r"The column query does not hold texts or identifiers, but List\("):
+        group_by_query(lists)
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -200,7 +200,8 @@ def test_a_model_that_cannot_rank_is_refused_before_it_predicts() -> None:
     [
         (["q", "r"], [["a"]], "2 queries were given, but 1 lists of documents"),
         ("qr", [["a"], ["b"]], "queries is one text, 'qr', expected a list"),
-        (["q", "r"], [["a"], "bc"], "documents of query 1 is one text, 'bc', expected a list"),
+        (["q", "r"], [["a"], "bc"], "documents of query 1 is 'bc', expected a list"),
+        (["q", "r"], [None, ["b"]], "documents of query 0 is None, expected a list"),
     ],
 )
 @pytest.mark.parametrize("build", [tiny_bert, tiny_set])
@@ -259,6 +260,8 @@ def test_equal_models_differ_by_nothing() -> None:
         compare({"nDCG@10": [0.5, 0.2]}, {"nDCG@10": [0.5, 0.2]})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"The values of query 1 are 0\.2 and nan: both must be finite"):
         compare([0.5, 0.2], [0.5, math.nan])
+    with pytest.raises(ValueError, match="confidence=95 must lie between 0 and 1"):
+        compare([0.5, 0.2], [0.1, 0.3], confidence=95)  # its interval was from NaN to NaN
 
 
 def test_seven_thousand_queries_are_resampled_in_little_memory() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
-from sentence_transformers.cross_encoder.losses import NDCGLoss2Scheme
+from sentence_transformers.cross_encoder.losses import NDCGLoss2Scheme, PListMLELambdaWeight
 from tiny_models import tiny_bert, tiny_decoder, tiny_set
 from torch import Tensor, nn
 
@@ -331,7 +331,7 @@ BAD: list[tuple[str, Any, Any, str]] = [
     ("a list for a weight", [["q"], [["a", "b"]], [["d1", "d2"]]], ONE, "could not be read as such. .* drop it"),
     ("a negative weight", [["q"], [["a", "b"]], [-1.0]], ONE, "weight of query 0, in the third column, is -1"),
     ("two weights", [["q"], [["a", "b"]], [1.0, 2.0]], ONE, r"shape \(2,\) for 1 queries. .* drop it"),
-    ("columns out of order", [["id"], ["q"], [["a", "b"]]], ONE, "documents of query 0 is str.* order: dataset.select"),
+    ("columns out of order", [["id"], ["q"], [["a", "b"]]], ONE, "documents of query 0 is str.* order: dataset.sel"),
 ]
 
 
@@ -360,6 +360,12 @@ def test_a_score_that_is_not_finite_names_its_place(name: str) -> None:
         ("ListMLELoss", {"ties": "efron"}, "ties='efron'"),
         ("PListMLELoss", {"ties": "efron"}, "ties='efron'"),
         ("PListMLELoss", {"lambda_weight": "linear"}, "lambda_weight='linear'.*'exponential'"),
+        ("PListMLELoss", {"lambda_weight": [3, 2, 1]}, r"lambda_weight=\[3, 2, 1\] is not known"),
+        (
+            "PListMLELoss",
+            {"lambda_weight": PListMLELambdaWeight},
+            "lambda_weight=<class .*LambdaWeight'> is not known",
+        ),
         ("PListMLELoss", {"lambda_weight": lambda mask: torch.ones(1, 5)}, r"must return \(1, 2\) weights"),
         ("LambdaLoss", {"weighting_scheme": "ndcg9"}, "^weighting_scheme='ndcg9' is not known; .* 'ndcg2pp'"),
         ("LambdaLoss", {"weighting_scheme": NDCGLoss2Scheme}, "^weighting_scheme=<class .*NDCGLoss2Scheme'> is not"),

@@ -293,6 +293,12 @@ def test_ranking_columns_that_are_no_columns_are_refused(columns: Any) -> None:
         FeatureVectors(2, ranking_columns=columns)
 
 
+@pytest.mark.parametrize("dim", [np.zeros((3, 2)), "46", 0], ids=type)
+def test_vectors_in_place_of_their_width_are_refused(dim: Any) -> None:
+    with pytest.raises(ValueError, match=r"^dim is .*, expected the number of features\. FeatureVectors\.fit"):
+        FeatureVectors(dim)
+
+
 def test_ranking_columns_of_numpy_are_saved_as_plain_numbers() -> None:
     assert json.loads(json.dumps(FeatureVectors(2, ranking_columns=np.array([1])).get_config_dict())) == {
         "dim": 2,

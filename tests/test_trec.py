@@ -550,7 +550,7 @@ def test_after_an_error_no_temporary_file_is_left(tmp_path: Path, scores: Any, m
 
 def test_rows_cut_to_what_trains_were_a_bare_key_error(read: Read, tmp_path: Path) -> None:
     rows = read().select_columns(["query", "docs", "labels"])
-    with pytest.raises(ValueError, match="no query_id, doc_ids: give those of read_trec .* before select_columns"):
+    with pytest.raises(ValueError, match=r"no query_id, doc_ids: give those of read_trec .* before select_columns"):
         write_run(tmp_path / "a.run", rows, [[0.5, 2.0, -1.0], [1.0, 3.0]])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, Features, List, Value
+from datasets import ClassLabel, Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from datasets.utils import tqdm
 
@@ -61,7 +61,8 @@ def group_by_query(
         Where no list is left there is a warning.
 
     Raises:
-        ValueError: it is no data set, a column is not there, or labels are no numbers; in strict mode, a fault.
+        ValueError: it is no data set, a column is not there, queries are no texts or identifiers, or labels are no
+            numbers; in strict mode, a fault.
 
     >>> rows = Dataset.from_dict({"query": ["a", "b", "a"], "doc": ["x", "y", "z"], "label": [1, 0, 0]})
     >>> group_by_query(rows)[:]
@@ -72,6 +73,8 @@ def group_by_query(
     if missing := [name for name in columns if name not in rows.column_names]:
         raise ValueError(f"There is no column {', '.join(missing)}; the rows have {', '.join(rows.column_names)}.")
     own = rows.features
+    if not isinstance(own[query], Value | ClassLabel):
+        raise ValueError(f"The column {query} does not hold texts or identifiers, but {own[query]}.")
     features = Features({"query": own[query], "docs": List(own[doc]), "labels": List(Value("float64"))})
 
     def convert(folder: Path, output: Path, tally: Tally) -> None:

@@ -59,6 +59,8 @@ def from_hard_negatives(
     check_dataset("dataset", dataset)
     dataset = dataset.with_format(None)
     layout = _layout(dataset, labels)
+    if layout.numbers:
+        _check_numbers(dataset, layout.numbers)
     tally = Tally(strict)
     rows: dict[str, list[int]] = {}
     for place, query in enumerate(dataset[layout.query]):
@@ -103,6 +105,13 @@ def _layout(dataset: Dataset, labels: str) -> _Layout:
         f"The columns {', '.join(names)} are not those of mine_hard_negatives in one of the formats labeled-list, "
         "n-tuple and triplet. Rows of one document and one label are for group_by_query."
     )
+
+
+def _check_numbers(dataset: Dataset, name: str) -> None:
+    """ValueError unless the column holds lists of numbers."""
+    feature = dataset.features[name]
+    if not isinstance(feature, List | LargeList) or getattr(feature.feature, "dtype", "") == "string":
+        raise ValueError(f"The column {name} does not hold lists of numbers, but {feature}.")
 
 
 def _alone(layout: _Layout, names: list[str]) -> _Layout:

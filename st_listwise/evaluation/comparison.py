@@ -36,10 +36,13 @@ def compare(
         seed: Of the bootstrap.
 
     Raises:
-        ValueError: the numbers of queries differ, there are fewer than 2, or a value is no finite number.
+        ValueError: the numbers of queries differ, there are fewer than 2, a value is no finite number, or
+            ``confidence`` is not between 0 and 1.
     """
     from scipy.stats import bootstrap, ttest_rel
 
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence!r} must lie between 0 and 1, such as 0.95.")
     try:
         a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     except (TypeError, ValueError) as error:

@@ -216,7 +216,7 @@ class PListMLELoss(_RankingLoss):
         ties: Ties = "breslow",
         **scoring: Unpack[ScoringOptions],
     ) -> None:
-        if isinstance(lambda_weight, str):
+        if isinstance(lambda_weight, type) or not (lambda_weight is None or callable(lambda_weight)):
             check_choice("lambda_weight", lambda_weight, ("exponential",))
         if type(lambda_weight) is PListMLELambdaWeight and lambda_weight.rank_discount_fn is None:
             lambda_weight = "exponential"

@@ -31,8 +31,8 @@ class FeatureVectors(SavedModule, InputModule):
             is better), for example BM25.
 
     Raises:
-        ValueError: ``ranking_columns`` are no columns; from :meth:`preprocess`: a vector of another width, or a value
-            that is NaN or infinite, with query and document.
+        ValueError: ``dim`` is no number of features, or ``ranking_columns`` are no columns; from :meth:`preprocess`: a
+            vector of another width, or a value that is NaN or infinite, with query and document.
     """
 
     config_file_name = "feature_vectors_config.json"
@@ -42,6 +42,10 @@ class FeatureVectors(SavedModule, InputModule):
 
     def __init__(self, dim: int, log1p: bool = True, ranking_columns: Sequence[int] = ()) -> None:
         super().__init__()
+        if not isinstance(dim, int) or dim < 1:
+            raise ValueError(
+                f"dim is {dim!r:.60}, expected the number of features. FeatureVectors.fit(vectors) takes vectors."
+            )
         self.dim = dim
         self.log1p = log1p
         self.ranking_columns = _columns(ranking_columns, dim)

@@ -48,6 +48,6 @@ def test_models_whose_scores_are_not_the_logits_of_a_pair_are_refused(tmp_path: 
         export_onnx("a name", tmp_path / "model.onnx")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="export_onnx needs a model with 1 output label, got one with 2"):
         export_onnx(tiny_bert(num_labels=2), tmp_path / "model.onnx")
-    with pytest.raises(ValueError, match="is a folder: name the file, such as .*model.onnx"):
+    with pytest.raises(ValueError, match=r"is a folder: name the file, such as .*model\.onnx"):
         export_onnx(tiny_bert(), tmp_path)
     assert list(tmp_path.iterdir()) == []
