@@ -295,7 +295,7 @@ def test_ranking_columns_that_are_no_columns_are_refused(columns: Any) -> None:
 
 @pytest.mark.parametrize("dim", [np.zeros((3, 2)), "46", 0], ids=type)
 def test_vectors_in_place_of_their_width_are_refused(dim: Any) -> None:
-    with pytest.raises(ValueError, match=r"^dim is .*, expected the number of features\. FeatureVectors\.fit"):
+    with pytest.raises(ValueError, match=r"(?s)^dim is .*, expected the number of features\. FeatureVectors\.fit"):
         FeatureVectors(dim)
 
 
