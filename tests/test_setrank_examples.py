@@ -108,7 +108,10 @@ def test_the_baseline_without_ordinal_embeddings_is_the_network_on_lists_of_one(
         ("--train {good}", "needs a --test file"),
         ("--train {good} --test {wide}", r"wide\.txt, line 1: feature 7 is beyond num_features=3"),
         ("--train {good} --test {good} --loss ListMLE", "Did you mean ListMLELoss"),
-        ("--train {good} --test {good} --ranking_features 9", r"ranking_columns=\[8\] must lie between 0 and 2"),
+        (
+            "--train {good} --test {good} --ranking_features 9",
+            r"ranking_columns=\[8\] must be a list of whole numbers between 0 and 2",
+        ),
         ("--train {good} --test {good} --heads 5", "heads=5 must divide the width, 64"),
         ("--train {good} --test {good} --valid {none}", "None of the 2 valid lists has a label above 0"),
         ("--train {good} --test {none}", "None of the 2 test lists has a label above 0"),

@@ -88,7 +88,7 @@ class GradedRerankingEvaluator(BaseEvaluator):
             Measure → mean over queries.
 
         Raises:
-            ValueError: the model is no CrossEncoder, has more than one output, or gives NaN or infinite scores.
+            ValueError: the model has no ``predict`` or more than one output, or gives NaN or infinite scores.
         """
         scores = predict_lists(
             model,

@@ -27,10 +27,11 @@ def predict_lists(
         For each query ``(docs,)`` scores, in the order of its documents.
 
     Raises:
-        ValueError: the model is no CrossEncoder or has more than one output; the numbers of queries and lists differ,
+        ValueError: the model has no ``predict`` or more than one output; the numbers of queries and lists differ,
             or a list is a text.
     """
-    check_model(model, "Ranking")
+    if isinstance(model, CrossEncoder) or not hasattr(model, "predict"):  # a baseline need not be a model
+        check_model(model, "Ranking")
     docs_lists = list(docs_lists)  # of a data set, whose columns are decoded each time that they are read
     check_lists(queries, docs_lists)
     pairs = [(query, doc) for query, docs in zip(queries, docs_lists) for doc in docs]
