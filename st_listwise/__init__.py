@@ -2,10 +2,11 @@
 
 Pass a loss of this package to the trainer; everything else stays as it is::
 
+    import torch
     from sentence_transformers import CrossEncoder, CrossEncoderTrainer
     from st_listwise import ListMLELoss
 
-    model = CrossEncoder("microsoft/MiniLM-L12-H384-uncased", num_labels=1)
+    model = CrossEncoder("microsoft/MiniLM-L12-H384-uncased", num_labels=1, activation_fn=torch.nn.Identity())
     CrossEncoderTrainer(model=model, train_dataset=train_dataset, loss=ListMLELoss(model)).train()
 
 ``train_dataset`` has the columns query, docs and labels. The mathematics alone is in :mod:`st_listwise.functional`.

@@ -57,13 +57,13 @@ class ListStatisticsCallback(TrainerCallback):
 
     Args:
         trainer: The trainer whose losses are watched, one or a dictionary of them. At least one is of this package.
-        min_spread: A spread below this, ``patience`` logs in a row, of training or of evaluation, is warned about,
-            once. A new head on MiniLM-L6 starts at 0.013.
-        patience: See there.
+        min_spread: A spread below this, in training or in evaluation, is warned about, once. A new head on MiniLM-L6
+            starts at 0.013.
+        patience: Number of logs in a row below ``min_spread`` before the warning.
 
     Raises:
-        ValueError: the trainer has no loss of this package; or it is to load the best model by a metric that its
-            evaluator does not measure, which would otherwise end training after the first evaluation.
+        ValueError: it is no trainer; the trainer has no loss of this package; or it is to load the best model by a
+            metric that its evaluator does not measure, which would otherwise end training after the first evaluation.
 
     Example:
         ::
@@ -74,6 +74,11 @@ class ListStatisticsCallback(TrainerCallback):
     """
 
     def __init__(self, trainer: CrossEncoderTrainer, min_spread: float = 1e-3, patience: int = 3) -> None:
+        if not isinstance(trainer, CrossEncoderTrainer):
+            raise ValueError(
+                f"ListStatisticsCallback watches a trainer, got {type(trainer).__name__}: once it is built, "
+                "trainer.add_callback(ListStatisticsCallback(trainer))."
+            )
         losses = list(trainer.loss.values()) if isinstance(trainer.loss, dict) else [trainer.loss]
         ours = [loss for loss in losses if isinstance(loss, ListwiseLoss)]
         if not ours:

@@ -21,8 +21,9 @@ class ListwiseDataCollator(CrossEncoderDataCollator):
     Args:
         loss: The loss that is given to the trainer, whose mini-batch options are followed; or, as there, a dictionary
             from the names of data sets to losses.
-        options: Those of :class:`~sentence_transformers.cross_encoder.data_collator.CrossEncoderDataCollator`, such as
-            ``prompts``.
+        options: Those of :class:`~sentence_transformers.cross_encoder.data_collator.CrossEncoderDataCollator`. The
+            trainer gives its ``prompts`` and ``router_mapping`` only to a collator that it builds by itself: whoever
+            has set them in the training arguments gives them here as well.
 
     Raises:
         ValueError: no loss, or one that is not of this package; a data set that has none; bad input, as the loss would
@@ -33,7 +34,8 @@ class ListwiseDataCollator(CrossEncoderDataCollator):
 
             loss = ListMLELoss(model)
             args = CrossEncoderTrainingArguments(..., dataloader_num_workers=2)
-            CrossEncoderTrainer(model, args, train_dataset, loss=loss, data_collator=ListwiseDataCollator(loss))
+            collator = ListwiseDataCollator(loss, prompts=args.prompts)
+            CrossEncoderTrainer(model, args, train_dataset, loss=loss, data_collator=collator).train()
     """
 
     def __init__(self, loss: ListwiseLoss | dict[str, ListwiseLoss], **options: Any) -> None:

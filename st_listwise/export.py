@@ -10,6 +10,7 @@ from sentence_transformers.cross_encoder import CrossEncoder
 from torch import Tensor, nn
 
 from st_listwise.modules.saving import written_whole
+from st_listwise.scoring import check_model
 from st_listwise.set_rank_cross_encoder import NOT_IN_ONNX, SetRankCrossEncoder
 
 #: Sizes of both are free in the exported graph; 1 would be taken for a constant.
@@ -31,7 +32,8 @@ def export_onnx(model: CrossEncoder, path: str | Path) -> Path:
         The path.
 
     Raises:
-        ValueError: a set model, whose scores are no function of single pairs; a model of several modules.
+        ValueError: a set model, whose scores are no function of single pairs; a model of several modules or several
+            labels; a path that is a folder.
         ImportError: onnx and onnxscript are not installed.
 
     Example:
@@ -44,6 +46,7 @@ def export_onnx(model: CrossEncoder, path: str | Path) -> Path:
     """
     if isinstance(model, SetRankCrossEncoder):
         raise ValueError(f"A set model has no ONNX form: {NOT_IN_ONNX}")
+    check_model(model, "export_onnx")
     if len(model) != 1:
         names = ", ".join(type(module).__name__ for module in model)
         raise ValueError(
@@ -51,6 +54,8 @@ def export_onnx(model: CrossEncoder, path: str | Path) -> Path:
             "exported. Export one with a head, as CrossEncoder(encoder, num_labels=1) builds it."
         )
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name the file, such as {path / 'onnx' / 'model.onnx'}.")
     with written_whole(path.parent) as folder:  # the weights, whose name is longer, are moved first
         _export(model, folder / path.name)
     return path

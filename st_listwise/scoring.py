@@ -32,6 +32,21 @@ OVERHEAD = 1 / 8
 AUTO_PAIRS = 32
 
 
+def check_model(model: Any, user: str) -> None:
+    """ValueError unless it is a CrossEncoder, wrapped or not, that gives one score a pair."""
+    bare = unwrap(model)
+    if not isinstance(bare, CrossEncoder):
+        raise ValueError(
+            f"{user} needs a CrossEncoder, got {type(bare).__name__}: "
+            "CrossEncoder(name, num_labels=1, activation_fn=torch.nn.Identity())."
+        )
+    if bare.num_labels != 1:
+        raise ValueError(
+            f"{user} needs a model with 1 output label, got one with {bare.num_labels}: "
+            "build it as CrossEncoder(..., num_labels=1)."
+        )
+
+
 class Limits(NamedTuple):
     """Limits of one mini-batch; at least one pair always fits.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
@@ -99,8 +100,8 @@ class SetRankCrossEncoder(CrossEncoder):
             identity unless it is given.
 
     Raises:
-        ValueError: there is not one of a name, features and modules; more than one label; a backend other than
-            "torch"; or ``set_rank`` or ``pooling`` for a saved set model, which has its own.
+        ValueError: there is not one of a name, features and modules, or one is of another type; more than one label; a
+            backend other than "torch"; or ``set_rank`` or ``pooling`` for a saved set model, which has its own.
         ImportError: the saved model needs a newer version of this package.
 
     Example:
@@ -130,6 +131,16 @@ class SetRankCrossEncoder(CrossEncoder):
             raise ValueError(f"num_labels={options['num_labels']}: a SetRankCrossEncoder gives one score a document.")
         if options.get("backend", "torch") != "torch":
             raise ValueError(f"backend={options['backend']!r} is not for set models: {NOT_IN_ONNX}")
+        for name, part, kind in (
+            ("model_name_or_path", model_name_or_path, (str, os.PathLike)),
+            ("features", features, FeatureVectors),
+            ("set_rank", set_rank, SetRankConfig),
+        ):
+            if part is not None and not isinstance(part, kind):
+                raise ValueError(
+                    f"{name} is {type(part).__name__}: expected SetRankCrossEncoder(name or folder, "
+                    "set_rank=SetRankConfig(...)), or features=FeatureVectors.fit(vectors) in place of the name."
+                )
         if sum(source is not None for source in (model_name_or_path, features, modules)) != 1:
             raise ValueError("Give one of model_name_or_path, features=FeatureVectors.fit(...), and modules.")
         self._set_rank = set_rank
@@ -258,12 +269,13 @@ class SetRankCrossEncoder(CrossEncoder):
             ``(pairs,)`` scores in the order of the inputs.
 
         Raises:
-            ValueError: ``list_sizes`` do not add up to the number of pairs, or a list is empty.
+            ValueError: an input is no pair, ``list_sizes`` do not add up to the number of pairs, or a list is empty.
         """
         if batch_size <= 0:
             raise ValueError(f"batch_size must be a positive integer, got {batch_size}.")
         singular = self._is_one_pair(inputs)
         pairs: list[Any] = [inputs] if singular else list(inputs)
+        _check_pairs(pairs)
         if list_sizes is not None:
             check_sizes(list_sizes, len(pairs))
         lists = list(_split(pairs, query_runs(pairs) if list_sizes is None else list_sizes))
@@ -360,10 +372,9 @@ class SetRankCrossEncoder(CrossEncoder):
             For each query what ``rank`` returns: dictionaries with "corpus_id" and "score", best first.
 
         Raises:
-            ValueError: the numbers of queries and lists differ, or a list is empty.
+            ValueError: the numbers of queries and lists differ, or a list is a text or empty.
         """
-        if len(queries) != len(docs_lists):
-            raise ValueError(f"{len(queries)} queries were given, but {len(docs_lists)} lists of documents.")
+        check_lists(queries, docs_lists)
         pairs = [[query, doc] for query, docs in zip(queries, docs_lists) for doc in docs]
         sizes = [len(docs) for docs in docs_lists]
         scores = self.predict(pairs, list_sizes=sizes, **{**options, "convert_to_tensor": True})
@@ -468,6 +479,24 @@ def query_runs(pairs: Sequence[Pair]) -> list[int]:
     [2, 1, 1]
     """
     return [len(list(run)) for _, run in groupby(pairs, key=lambda pair: pair[0])]
+
+
+def check_lists(queries: Any, docs_lists: Any) -> None:
+    """ValueError unless there is a list of documents for each query: a text would be taken for its characters."""
+    if isinstance(queries, str):
+        raise ValueError(f"queries is one text, {queries!r:.60}, expected a list of queries. For one query use rank.")
+    if len(queries) != len(docs_lists):
+        raise ValueError(f"{len(queries)} queries were given, but {len(docs_lists)} lists of documents.")
+    for index, docs in enumerate(docs_lists):
+        if isinstance(docs, str) or not hasattr(docs, "__len__"):
+            raise ValueError(f"documents of query {index} is {docs!r:.60}, expected a list of documents.")
+
+
+def _check_pairs(pairs: Sequence[Any]) -> None:
+    """ValueError unless each is a query and a document."""
+    for index, pair in enumerate(pairs):
+        if isinstance(pair, (str, dict)) or not hasattr(pair, "__len__") or len(pair) != 2:
+            raise ValueError(f"Input {index} is no (query, document) pair: {pair!r:.80}")
 
 
 def _split(items: Sequence[Any], sizes: Sequence[int]) -> Iterator[Any]:

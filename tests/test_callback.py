@@ -205,6 +205,8 @@ def test_a_trainer_without_a_loss_of_ours_is_refused(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, model, UpstreamListNetLoss(model))
     with pytest.raises(ValueError, match=r"losses of st_listwise; this trainer's is ListNetLoss\."):
         ListStatisticsCallback(trainer)
+    with pytest.raises(ValueError, match=r"watches a trainer, got ListMLELoss: .*trainer\.add_callback"):
+        ListStatisticsCallback(st_listwise.ListMLELoss(model))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("metric", ["eval_dev_nDCG@10", "dev_nDCG@10", "eval_test_AP", "eval_loss", "loss"])

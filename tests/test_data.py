@@ -16,11 +16,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from datasets import Dataset, Features, List, Value
+from datasets import Dataset, DatasetDict, Features, List, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from st_listwise.data import counts, files, group_by_query, grouping, read_letor
+from st_listwise.data import (
+    EpochSampler,
+    counts,
+    files,
+    from_hard_negatives,
+    group_by_query,
+    grouping,
+    read_letor,
+)
 
 FILE = """\
 # a comment of its own
@@ -147,6 +155,15 @@ def test_a_feature_beyond_the_width_is_an_error_in_either_mode(tmp_path: Path) -
     for strict in (False, True):
         with pytest.raises(ValueError, match=r"wide\.txt, line 4: feature 4 is beyond num_features=3"):
             read_letor(tmp_path / "wide.txt", 3, strict=strict)
+    for width in (0, "46"):
+        with pytest.raises(ValueError, match=f"num_features={width!r} must be a whole number of at least 1"):
+            read_letor(tmp_path / "wide.txt", width)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", [None, ["fold1.txt", "fold2.txt"]], ids=type)
+def test_what_is_no_path_of_one_file_is_named(path: Any) -> None:
+    with pytest.raises(ValueError, match=f"is {type(path).__name__}, expected the path of one file"):
+        read_letor(path)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +285,9 @@ def test_rows_that_cannot_be_grouped_are_refused() -> None:
         group_by_query(rows, doc="passage")
     with pytest.raises(ValueError, match="label does not hold numbers"):
         group_by_query(rows)
+    lists = Dataset.from_dict({"query": [["a"]], "doc": ["b"], "label": [1]})
+    with pytest.raises(ValueError, match=r"The column query does not hold texts or identifiers, but List\("):
+        group_by_query(lists)
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -362,9 +382,34 @@ def test_many_rows_keep_the_order_in_which_they_are_met(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_rows_of_which_none_is_whole_give_no_lists() -> None:
+def test_rows_of_which_none_is_whole_give_no_lists_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     rows = Dataset.from_dict({"query": ["a", "a"], "doc": ["x", ""], "label": [math.nan, 1.0]})
-    assert len(group_by_query(rows)) == len(group_by_query(rows.select([]))) == 0
+    for keep_all in (False, True):
+        caplog.clear()
+        assert len(group_by_query(rows, keep_all=keep_all)) == 0
+        assert len(group_by_query(rows.select([]), keep_all=keep_all)) == 0
+        warnings = [record.getMessage() for record in caplog.records if "No list is left" in record.getMessage()]
+        assert [message[:26] for message in warnings] == ["No list is left of 2 rows.", "No list is left of 0 rows."]
+        assert "1 rows whose label is not finite (first: row 0" in warnings[0]
+        assert ("keep_all=True keeps the others" in caplog.text) is not keep_all
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_queries_of_one_label_alone_left_an_empty_data_set_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    rows = Dataset.from_dict({"query": [*"aab"], "doc": [*"xyz"], "label": [1, 1, 1]})
+    assert len(group_by_query(rows)) == 0
+    left_out = "0 lists, 0 documents, 2 lists of one label dropped. Each query needs documents of two labels;"
+    assert f"No list is left of 3 rows. {left_out}" in caplog.text
+    caplog.clear()
+    assert len(group_by_query(rows, keep_all=True)) == 2
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("rows", [DatasetDict(train=Dataset.from_dict({"query": []})), [{"query": "a"}]], ids=type)
+@pytest.mark.parametrize("read", [group_by_query, from_hard_negatives, EpochSampler(4).attach])
+def test_what_is_no_data_set_is_named(read: Callable[[Any], Any], rows: Any) -> None:
+    with pytest.raises(ValueError, match=rf'is {type(rows).__name__}, expected a datasets.Dataset: .*data\["train"\]'):
+        read(rows)
 
 
 def test_lists_are_read_again_while_rows_and_options_are_the_same(tmp_path: Path) -> None:

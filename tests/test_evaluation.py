@@ -6,18 +6,19 @@ import csv
 import math
 import re
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from scipy import stats
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from tiny_models import tiny_bert, tiny_set
 
 from st_listwise import ListMLELoss
-from st_listwise.evaluation import GradedRerankingEvaluator, compare
+from st_listwise.evaluation import GradedRerankingEvaluator, compare, predict_lists
 
 LISTS: list[dict[str, Any]] = [
     {"query": "q", "docs": ["a", "b", "c"], "labels": [0, 2, 1]},
@@ -124,6 +125,7 @@ def test_queries_without_a_relevant_document_are_left_out() -> None:
         ({"query": None, "docs": ["a"], "labels": [1]}, "nDCG", "query 0 has no query, only docs, labels"),
         ({"docs": ["a"]}, "nDCG", "query 0 has no labels, only query, docs. Each row needs"),
         ({"docs": ["a", "b"], "labels": [1, 0]}, [], "measures is empty: name one at least"),
+        ({"docs": ["a", "b"], "labels": [1, 0]}, None, "'None' is not known to ir-measures"),
     ],
 )
 def test_bad_lists_and_measures_are_named(row: dict[str, Any], measure: str, message: str) -> None:
@@ -169,9 +171,75 @@ def test_samples_of_sentence_transformers_are_refused_with_how_to_turn_them(
     assert {name: eval(code, dict(sample)) for name, code in said} == expected
 
 
+def test_measures_may_be_the_objects_of_ir_measures() -> None:
+    from ir_measures import AP, nDCG
+
+    for measures, names in ((nDCG @ 10, ["nDCG@10"]), ([nDCG @ 10, AP(rel=2)], ["nDCG@10", "AP(rel=2)"])):
+        assert GradedRerankingEvaluator(LISTS, measures).measure(SCORES) == (
+            GradedRerankingEvaluator(LISTS, names).measure(SCORES)
+        )
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        (DatasetDict(test=Dataset.from_list([LISTS[0]])), "query 0 is str 'test', expected a row.* not a DatasetDict"),
+        ({"query": ["q"], "docs": [["a"]], "labels": [[1]]}, "query 0 is str 'query', expected a row"),
+    ],
+    ids=["DatasetDict", "columns"],
+)
+def test_lists_that_are_no_rows_are_named(lists: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GradedRerankingEvaluator(lists)
+
+
+def test_a_model_that_cannot_rank_is_refused_before_it_predicts() -> None:
+    """Its scores failed inside np.lexsort, after all pairs had been scored."""
+    evaluator = GradedRerankingEvaluator(LISTS)
+    with pytest.raises(ValueError, match="Ranking needs a model with 1 output label, got one with 3: build it as"):
+        evaluator(tiny_bert(num_labels=3))
+    with pytest.raises(ValueError, match=r"Ranking needs a CrossEncoder, got str: CrossEncoder\(name, num_labels=1"):
+        evaluator("a name")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("queries", "docs", "message"),
+    [
+        (["q", "r"], [["a"]], "2 queries were given, but 1 lists of documents"),
+        ("qr", [["a"], ["b"]], "queries is one text, 'qr', expected a list"),
+        (["q", "r"], [["a"], "bc"], "documents of query 1 is 'bc', expected a list"),
+        (["q", "r"], [None, ["b"]], "documents of query 0 is None, expected a list"),
+    ],
+)
+@pytest.mark.parametrize("build", [tiny_bert, tiny_set])
+def test_a_text_in_place_of_a_list_was_ranked_as_its_characters(
+    build: Any, queries: Any, docs: Any, message: str
+) -> None:
+    model = build()
+    for rank in (partial(predict_lists, model), *([model.rank_batch] if build is tiny_set else [])):
+        with pytest.raises(ValueError, match=message):
+            rank(queries, docs)
+
+
 def test_a_score_that_is_not_finite_is_named() -> None:
     with pytest.raises(ValueError, match="score of query 1, document 0 is nan"):
         GradedRerankingEvaluator(LISTS).measure([SCORES[0], np.array([math.nan, 1.0])])
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ([SCORES[0], np.zeros(1), SCORES[1]], "There are 3 lists of scores for 2 lists with a relevant document"),
+        (SCORES[:1], "There are 1 lists of scores for 2 lists"),
+        ([SCORES[0], SCORES[0]], r"Query 1 has 2 documents, but scores of shape \(3,\)"),
+        (np.zeros(2), r"Query 0 has 3 documents, but scores of shape \(\)"),
+    ],
+)
+def test_scores_that_do_not_fit_the_lists_were_measured_with_those_of_another_one(scores: Any, message: str) -> None:
+    """Queries without a relevant document are left out, so that scores of all lists stand in other places."""
+    evaluator = GradedRerankingEvaluator([LISTS[0], {"query": "s", "docs": ["x"], "labels": [0]}, LISTS[1]])
+    with pytest.raises(ValueError, match=message):
+        evaluator.measure(scores)
 
 
 # Comparison
@@ -196,6 +264,12 @@ def test_equal_models_differ_by_nothing() -> None:
     assert compare([0.5, 0.2], [0.5, 0.2]) == (0.0, 0.0, 0.0, 1.0, 0, 0)
     with pytest.raises(ValueError, match=r"got \(2,\) and \(3,\)"):
         compare([0.5, 0.2], [0.5, 0.2, 0.1])
+    with pytest.raises(ValueError, match=r"such as evaluator.per_query\['nDCG@10'\] of each model: got dict and dict"):
+        compare({"nDCG@10": [0.5, 0.2]}, {"nDCG@10": [0.5, 0.2]})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"The values of query 1 are 0\.2 and nan: both must be finite"):
+        compare([0.5, 0.2], [0.5, math.nan])
+    with pytest.raises(ValueError, match="confidence=95 must lie between 0 and 1"):
+        compare([0.5, 0.2], [0.1, 0.3], confidence=95)  # its interval was from NaN to NaN
 
 
 def test_seven_thousand_queries_are_resampled_in_little_memory() -> None:

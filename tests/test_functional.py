@@ -356,6 +356,8 @@ BAD: list[tuple[str, tuple[Any, ...], str]] = [
     ("a NaN label", (OK[0], NAN), "labels of query 0, document 1 is nan"),
     ("one dimension", (OK[0][0], OK[1][0]), r"\(lists, docs\)"),
     ("other shapes", (OK[0], torch.zeros(1, 3)), r"labels have shape \(1, 3\), scores \(1, 2\)"),
+    ("lists of numbers", ([[0.5, 1.0]], OK[1]), r"scores is list, expected a \(lists, docs\) tensor"),
+    ("labels of numpy", (OK[0], OK[1].numpy()), r"labels is ndarray, expected a \(lists, docs\) tensor"),
     ("no lists", (torch.zeros(0, 2), torch.zeros(0, 2)), "at least one"),
     ("a mask of numbers", (*OK, torch.ones(1, 2)), "mask must be bool"),
 ]

@@ -173,6 +173,12 @@ def test_several_processes_give_the_same_lists() -> None:
         ({"query": ["a"], "doc": ["b"], "label": [1]}, {}, "query, doc, label are not those of .* for group_by_query"),
         ({"query": ["a"], "docs": [["b"]]}, {}, "query, docs are not those"),
         ({"query": ["a"], "docs": [["b"]], "labels": [[1]]}, {"labels": "scores"}, "no column scores, only query"),
+        (
+            {"query": ["a"], "docs": [["b"]], "labels": [1]},
+            {},
+            "column labels does not hold lists of numbers, but Value",
+        ),
+        ({"query": ["a"], "docs": [["b"]], "labels": [["1"]]}, {}, "column labels does not hold lists of numbers"),
         ({"query": ["a"]}, {"labels": "both"}, 'expected "positives" or "scores"'),
     ],
 )

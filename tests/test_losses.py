@@ -13,6 +13,7 @@ import pytest
 import reference
 import torch
 from sentence_transformers import CrossEncoder
+from sentence_transformers.cross_encoder.losses import NDCGLoss2Scheme, PListMLELambdaWeight
 from tiny_models import tiny_bert, tiny_decoder, tiny_set
 from torch import Tensor, nn
 
@@ -359,7 +360,12 @@ def test_what_cannot_be_combined_is_refused() -> None:
     model = tiny_bert()
     loss = st_listwise.ListMLELoss(model)
     for parts, message in (
-        ({}, "at least one loss"),
+        ({}, "a dictionary of at least one loss: {'name'"),
+        ([loss], "a dictionary of at least one loss: {'name'"),
+        (loss, "a dictionary of at least one loss: {'name'"),
+        ({"a": loss}, r"'a' is ListMLELoss, expected \(loss, weight\), such as \(ListMLELoss\(model\), 1\.0\)\."),
+        ({"a": (loss,)}, r"'a' is tuple, expected \(loss, weight\)"),
+        ({"a": (1.0, loss)}, "'a' is float, not a loss of st_listwise"),
         ({"a": (nn.MSELoss(), 1.0)}, "'a' is MSELoss, not a loss of st_listwise"),
         ({"a": (loss, -1.0)}, "weight of 'a' is -1.0"),
         ({"a": (loss, math.nan)}, "weight of 'a' is nan"),
@@ -447,9 +453,17 @@ BAD: list[tuple[str, Any, Any, str]] = [
         [torch.tensor([math.inf, 0])],
         "labels of query 0, document 0 is inf",
     ),
-    ("a weight of text", [["q"], [["a", "b"]], ["x"]], ONE, "third column must hold one weight a query"),
-    ("a negative weight", [["q"], [["a", "b"]], [-1.0]], ONE, "weight of query 0 is -1"),
-    ("two weights", [["q"], [["a", "b"]], [1.0, 2.0]], ONE, r"shape \(2,\) for 1 queries"),
+    (
+        "identifiers for weights",
+        [["q"], [["a", "b"]], ["x"]],
+        ONE,
+        "third column is taken for weights, one number a query, and could not be read as such. If it is something "
+        r'else, drop it: dataset.select_columns\(\["query", "docs", "labels"\]\)\.',
+    ),
+    ("a list for a weight", [["q"], [["a", "b"]], [["d1", "d2"]]], ONE, "could not be read as such. .* drop it"),
+    ("a negative weight", [["q"], [["a", "b"]], [-1.0]], ONE, "weight of query 0, in the third column, is -1"),
+    ("two weights", [["q"], [["a", "b"]], [1.0, 2.0]], ONE, r"shape \(2,\) for 1 queries. .* drop it"),
+    ("columns out of order", [["id"], ["q"], [["a", "b"]]], ONE, "documents of query 0 is str.* order: dataset.sel"),
 ]
 
 
@@ -478,15 +492,28 @@ def test_a_score_that_is_not_finite_names_its_place(name: str) -> None:
         ("ListMLELoss", {"ties": "efron"}, "ties='efron'"),
         ("PListMLELoss", {"ties": "efron"}, "ties='efron'"),
         ("PListMLELoss", {"lambda_weight": "linear"}, "lambda_weight='linear'.*'exponential'"),
+        ("PListMLELoss", {"lambda_weight": [3, 2, 1]}, r"lambda_weight=\[3, 2, 1\] is not known"),
+        (
+            "PListMLELoss",
+            {"lambda_weight": PListMLELambdaWeight},
+            "lambda_weight=<class .*LambdaWeight'> is not known",
+        ),
         ("PListMLELoss", {"lambda_weight": lambda mask: torch.ones(1, 5)}, r"must return \(1, 2\) weights"),
-        ("LambdaLoss", {"weighting_scheme": "ndcg9"}, "weighting='ndcg9'"),
-        ("LambdaLoss", {"k": 0}, "top_k=0"),
-        ("RankNetLoss", {"reduction_log": "decimal"}, "log_base='decimal'"),
+        ("LambdaLoss", {"weighting_scheme": "ndcg9"}, "^weighting_scheme='ndcg9' is not known; .* 'ndcg2pp'"),
+        ("LambdaLoss", {"weighting_scheme": NDCGLoss2Scheme}, "^weighting_scheme=<class .*NDCGLoss2Scheme'> is not"),
+        ("LambdaLoss", {"k": 0}, "^k=0 must be a whole number of at least 1"),
+        ("LambdaLoss", {"k": "10"}, "^k='10' must be a whole number"),
+        ("LambdaLoss", {"reduction_log": "decimal"}, "^reduction_log='decimal' is not known; .* 'natural'"),
+        ("RankNetLoss", {"k": 2.5}, "^k=2.5 must be a whole number"),
+        ("RankNetLoss", {"reduction_log": "decimal"}, "^reduction_log='decimal' is not known; .* 'natural'"),
+        ("ListMLELoss", {"top_k": 0}, "^top_k=0 must be a whole number"),
         ("ListNetLoss", {"label_temperature": -1.0}, "label_temperature=-1.0"),
         ("ListNetLoss", {"mini_batch_tokens": 0}, "mini_batch_tokens=0"),
         ("ListNetLoss", {"mini_batch_tokens": 64.0}, "mini_batch_tokens=64.0 must be a whole number"),
         ("ListNetLoss", {"mini_batch_size": 2.5}, "mini_batch_size=2.5 must be a whole number"),
         ("ListNetLoss", {"activation_fn": "os.system"}, "activation_fn='os.system'"),
+        ("ListNetLoss", {"activation_fn": nn.Tanh}, r"activation_fn=<class .*Tanh'> must be a module, such as .*\(\)"),
+        ("ListNetLoss", {"activation_fn": 5}, "activation_fn=5 must be a module"),
     ],
 )
 def test_bad_options_are_refused_when_the_loss_is_built(name: str, options: dict[str, Any], message: str) -> None:
@@ -498,3 +525,31 @@ def test_bad_options_are_refused_when_the_loss_is_built(name: str, options: dict
 def test_a_model_with_two_outputs_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} needs a model with 1 output label, got one with 2"):
         getattr(st_listwise, name)(tiny_bert(num_labels=2))
+
+
+@pytest.mark.parametrize("model", ["a name", None, nn.Linear(2, 1)], ids=["name", "None", "module"])
+def test_what_is_no_cross_encoder_was_an_attribute_error_about_num_labels(model: Any) -> None:
+    message = (
+        rf"ListMLELoss needs a CrossEncoder, got {type(model).__name__}: "
+        r"CrossEncoder\(name, num_labels=1, activation_fn=torch\.nn\.Identity\(\)\)\."
+    )
+    with pytest.raises(ValueError, match=message):
+        st_listwise.ListMLELoss(model)
+
+
+@pytest.mark.parametrize(
+    ("weights", "warned"),
+    [
+        ([[1048585, 2, 1102432, 7, 9, 11], [1048585, 5002, 1102432, 7007, 9009, 1101]], 1),
+        ([[5000] * 6, [1001.5, 2000.0, 3000.0, 4000.0, 5000.0, 6000.0], [1, 2, 3, 4, 5, 6]], 0),
+    ],
+    ids=["identifiers", "weights"],
+)
+def test_identifiers_left_in_a_third_column_silently_multiplied_the_losses_and_are_warned_about_once(
+    caplog: pytest.LogCaptureFixture, weights: list[list[float]], warned: int
+) -> None:
+    loss = st_listwise.ListMLELoss(tiny_bert())
+    for column in [*weights, *weights]:
+        step(loss, [QUERIES, DOCS, column])
+    assert caplog.text.count("here they are 1048585, 5002, …") == warned
+    assert caplog.text.count("taken for weights") == warned

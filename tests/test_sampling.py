@@ -201,11 +201,30 @@ def test_identifiers_are_cut_with_their_documents() -> None:
 
 
 def test_options_and_data_sets_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_docs=1 must be at least 2"):
-        EpochSampler(1)
+    for size in (1, "16"):
+        with pytest.raises(ValueError, match=f"max_docs={size!r} must be a whole number of at least 2"):
+            EpochSampler(size)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='expected "uniform" or "top-heavy"'):
         EpochSampler(4, "bottom")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="There is no column docs, labels, only query"):
         EpochSampler(4).attach(ROWS.select_columns(["query"]))
     with pytest.raises(ValueError, match="has the format torch"):
         EpochSampler(4).attach(ROWS.with_format("torch"))
+
+
+@pytest.mark.parametrize(
+    ("docs", "labels", "message"),
+    [
+        (["a", "b", "c"], [1, 0], "The row of query 7 has 2 labels for 3 documents"),
+        (["a", "b"], [1, 0, 0], "3 labels for 2 documents"),
+        (["a", "b"], None, "no labels for 2 documents"),
+    ],
+)
+def test_labels_that_do_not_fit_were_hidden_by_the_sample(docs: Any, labels: Any, message: str) -> None:
+    """Of three documents with two labels the loss saw two, and no fault."""
+    sampler = EpochSampler(2)
+    sampler.set_epoch(0)
+    row = {"query": [7], "docs": [["a", "b", "c", "d"]], "labels": [[1, 0, 0, 0]]}
+    assert len(sampler(row)["docs"][0]) == 2  # an identifier as query is the loss's matter
+    with pytest.raises(ValueError, match=message):
+        sampler({"query": [7], "docs": [docs], "labels": [labels]})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
 
 from st_listwise import FeatureVectors, SetRankConfig
@@ -170,6 +172,11 @@ def test_a_shape_of_ones_own_reaches_every_block(inducing_points: int) -> None:
         (lambda: MSAB(12, 3, norm="post", identity_start=True), "identity_start=True needs"),
         (lambda: IMSAB(12, 3, 0), "inducing_points=0"),
         (lambda: OrdinalEmbedding(4, 0), "max_docs=0"),
+        (
+            lambda: SetRankConfig(ordinal="random"),  # type: ignore[arg-type]
+            "ordinal='random' is not known; choose one of 'none', 'absolute', 'relative'",
+        ),
+        (lambda: SetRankConfig.paper(norm="middle"), "norm='middle' is not known; choose one of 'pre', 'post'"),
         (lambda: OrdinalEmbedding(4, 5, sampling="random"), "sampling='random'"),  # type: ignore[arg-type]
         (lambda: embed(SetRank(8), torch.ones(3, 8), [2, 2]), "add up to 4, but there are 3 pairs"),
         (lambda: embed(SetRank(8), torch.ones(3, 8), [3, 0]), "list 1 is empty"),
@@ -282,5 +289,37 @@ def test_a_training_set_with_nan_is_refused() -> None:
         FeatureVectors.fit([[1.0], [math.nan]])
     with pytest.raises(ValueError, match=r"got \(0,\)"):
         FeatureVectors.fit([])
-    with pytest.raises(ValueError, match=r"ranking_columns=\[2\]"):
-        FeatureVectors(2, ranking_columns=[2])
+
+
+LETOR: list[dict[str, Any]] = [{"docs": [[1.0, 2.0]]}, {"docs": [[3.0, 4.0], [5.0, 6.0]]}]
+
+
+@pytest.mark.parametrize("lists", [[0, 1], [0, 0]], ids=["ragged", "of one length"])
+def test_lists_of_vectors_were_numpys_inhomogeneous_shape(lists: list[int]) -> None:
+    docs = Dataset.from_list(LETOR).select(lists)["docs"]
+    message = r"vectors must be one \(documents, features\) array.*; put lists together with np\.concatenate"
+    with pytest.raises(ValueError, match=message):
+        FeatureVectors.fit(docs)
+    assert FeatureVectors.fit(np.concatenate(docs)).dim == 2
+    with pytest.raises(ValueError, match=message):
+        FeatureVectors.fit(Dataset.from_list(LETOR))
+
+
+@pytest.mark.parametrize("columns", [[2], [-1], 1, ["BM25"], [0.5]], ids=str)
+def test_ranking_columns_that_are_no_columns_are_refused(columns: Any) -> None:
+    with pytest.raises(ValueError, match=r"^ranking_columns=.* must be a list of whole numbers between 0 and 1\."):
+        FeatureVectors(2, ranking_columns=columns)
+
+
+@pytest.mark.parametrize("dim", [np.zeros((3, 2)), "46", 0], ids=type)
+def test_vectors_in_place_of_their_width_are_refused(dim: Any) -> None:
+    with pytest.raises(ValueError, match=r"(?s)^dim is .*, expected the number of features\. FeatureVectors\.fit"):
+        FeatureVectors(dim)
+
+
+def test_ranking_columns_of_numpy_are_saved_as_plain_numbers() -> None:
+    assert json.loads(json.dumps(FeatureVectors(2, ranking_columns=np.array([1])).get_config_dict())) == {
+        "dim": 2,
+        "log1p": True,
+        "ranking_columns": [1],
+    }

@@ -260,6 +260,18 @@ def test_what_cannot_be_built_is_refused() -> None:
         SetRankCrossEncoder("x", features=FeatureVectors(3))
     with pytest.raises(ValueError, match="num_labels=3"):
         SetRankCrossEncoder("x", num_labels=3)
+    given: list[dict[str, Any]] = [
+        {"model_name_or_path": FeatureVectors(3)},
+        {"features": 3},
+        {"features": np.zeros((2, 3))},
+        {"model_name_or_path": "x", "set_rank": {"layers": 4}},
+        {"model_name_or_path": "x", "set_rank": SetRankConfig},
+    ]
+    for options in given:
+        name, part = list(options.items())[-1]
+        message = rf"{name} is {type(part).__name__}: expected .*set_rank=SetRankConfig\(\.\.\.\)\), or features="
+        with pytest.raises(ValueError, match=message):
+            SetRankCrossEncoder(**options)
     with pytest.raises(ValueError, match="no SetRank among the modules"):
         SetRankCrossEncoder(modules=list(tiny_set())[:2])
 
@@ -378,6 +390,20 @@ def test_a_numeric_model_trains_saves_and_loads(tmp_path: Path) -> None:
     assert loaded.predict(("q", vectors[0])) == model.predict([("q", vectors[0])])[0]
     scope = run_snippet((tmp_path / "final" / "README.md").read_text(encoding="utf-8"), tmp_path / "final")
     assert scope["documents"].shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (np.zeros((4, 5)), r"Input 0 is no \(query, document\) pair: array"),
+        ([("q", np.zeros(5)), np.zeros(5)], r"Input 1 is no \(query, document\) pair: array"),
+        ("q", r"Input 0 is no \(query, document\) pair: 'q'"),
+    ],
+)
+def test_inputs_without_a_query_are_named(inputs: Any, message: str) -> None:
+    model = SetRankCrossEncoder(features=FeatureVectors(5), set_rank=SetRankConfig(width=8))
+    with pytest.raises(ValueError, match=message):
+        model.predict(inputs)
 
 
 def test_a_vector_of_the_wrong_width_is_named_in_predict() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from datasets import Dataset, load_from_disk
+from datasets import Dataset, DatasetDict, load_from_disk
 
 from st_listwise.data import counts, read_teacher_run, read_trec, runs, write_run
 from st_listwise.data.tally import Tally
@@ -374,8 +374,13 @@ def test_a_gzip_file_that_breaks_off_anywhere_is_told_from_a_short_one(read: Rea
         ({"qrels": "q1 0 d1 0\nq2 0 d3 0\n"}, "qrels has no grade above 0: there is nothing to learn or measure"),
         ({"run": ""}, r"a\.run: no list is left\. 0 lists"),
         ({"run": "q1 Q0 d2 1 1 x\n"}, r"no list is left\. 0 lists, 0 documents, 1 lists of one label dropped"),
-        ({"depth": 0}, "depth=0 must be at least 1"),
-        ({"num_proc": 0}, "num_proc=0 must be at least 1"),
+        ({"depth": 0}, "depth=0 must be a whole number of at least 1"),
+        ({"depth": "100"}, "depth='100' must be a whole number of at least 1"),
+        ({"num_proc": 0}, "num_proc=0 must be a whole number of at least 1"),
+        ({"run": {"q1": {"d1": 1.0}}}, "^run is dict: give the path of a file. Only corpus and queries can be"),
+        ({"run": iter(["q1 Q0 d1 1 1 x"])}, "^run is .*iterator: give the path of a file"),
+        ({"qrels": {"q1": {"d1": 1}}}, "^qrels is dict: give the path of a file"),
+        ({"corpus": DatasetDict(corpus=Dataset.from_dict({}))}, "^corpus is DatasetDict: give one .* of 'corpus'"),
         ({"queries": None}, "There is no queries: give a file, or an ir_dataset that has it"),
         ({"queries": "gone.jsonl"}, r"gone\.jsonl is not a file"),
     ],
@@ -525,11 +530,28 @@ def test_a_run_with_seven_columns_or_five_is_not_written(
     assert (tmp_path / "a.run").read_text() == "as it was"
 
 
-def test_after_an_error_no_temporary_file_is_left(tmp_path: Path) -> None:
-    for scores in ([[1.0, 2.0]], [[1.0, 2.0], [1.0]], [[1.0, 2.0], [1.0, float("nan")]]):
-        with pytest.raises(ValueError, match=r"shorter|needs as many finite scores"):
-            write_run(tmp_path / "a.run", [LISTED, LISTED], scores)
-        assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ([[1.0, 2.0]], "There are 2 rows, but 1 lists of scores"),
+        ([], "There are 2 rows, but 0 lists of scores"),
+        (([1.0, 2.0] for _ in range(5)), "There are 2 rows, but 5 lists of scores"),
+        ([[1.0, 2.0], [1.0]], "Query 'q1' has 2 documents, and needs as many finite scores"),
+        ([[1.0, 2.0], [1.0, float("nan")]], "needs as many finite scores"),
+        ([1.0, 2.0], "needs as many finite scores; got 1.0"),
+        ([[{"corpus_id": 0, "score": 1.0}] * 2] * 2, "needs as many finite scores; got .*corpus_id"),
+    ],
+)
+def test_after_an_error_no_temporary_file_is_left(tmp_path: Path, scores: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_run(tmp_path / "a.run", [LISTED, LISTED], scores)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_cut_to_what_trains_were_a_bare_key_error(read: Read, tmp_path: Path) -> None:
+    rows = read().select_columns(["query", "docs", "labels"])
+    with pytest.raises(ValueError, match=r"no query_id, doc_ids: give those of read_trec .* before select_columns"):
+        write_run(tmp_path / "a.run", rows, [[0.5, 2.0, -1.0], [1.0, 3.0]])
 
 
 # Collections

@@ -53,11 +53,12 @@ class Collection:
         """Write lists in order of ``by``; those of one label only with ``keep_all``.
 
         Raises:
-            ValueError: ``depth`` or ``num_proc`` is below 1, or no list is left; in strict mode, a fault.
+            ValueError: ``depth`` or ``num_proc`` is no whole number from 1 on, or no list is left; in strict mode, a
+                fault.
         """
         for name, option in (("depth", depth), ("num_proc", num_proc)):
-            if option is not None and option < 1:
-                raise ValueError(f"{name}={option} must be at least 1, or None.")
+            if option is not None and (not isinstance(option, int) or option < 1):
+                raise ValueError(f"{name}={option!r} must be a whole number of at least 1, or None.")
         maker = _Maker(self, by, depth, make, keep_all)
         found = written = documents = 0
         with (

@@ -30,6 +30,8 @@ def blocks(path: str | os.PathLike[str], tally: Tally) -> Iterator[tuple[int, by
     Raises:
         ValueError: there is no such file; in strict mode, it breaks off.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"{path!r:.60} is {type(path).__name__}, expected the path of one file.")
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path} is not a file.")

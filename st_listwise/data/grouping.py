@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, Features, List, Value
+from datasets import ClassLabel, Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from datasets.utils import tqdm
 
-from st_listwise.data.column import Column
+from st_listwise.data.column import Column, check_dataset
 from st_listwise.data.conversion import converted, spans
 from st_listwise.data.tally import Tally
+
+logger = logging.getLogger(__name__)
 
 #: Bytes of documents that are worked on at once.
 BYTES = 1 << 25
@@ -55,18 +58,23 @@ def group_by_query(
 
     Returns:
         ``query``, ``docs``, ``labels``: queries in the order in which they are met, documents in that of the rows.
+        Where no list is left there is a warning.
 
     Raises:
-        ValueError: a column is not there, or labels are no numbers; in strict mode, a fault.
+        ValueError: it is no data set, a column is not there, queries are no texts or identifiers, or labels are no
+            numbers; in strict mode, a fault.
 
     >>> rows = Dataset.from_dict({"query": ["a", "b", "a"], "doc": ["x", "y", "z"], "label": [1, 0, 0]})
     >>> group_by_query(rows)[:]
     {'query': ['a'], 'docs': [['x', 'z']], 'labels': [[1.0, 0.0]]}
     """
+    check_dataset("rows", rows)
     columns = [query, doc, label]
     if missing := [name for name in columns if name not in rows.column_names]:
         raise ValueError(f"There is no column {', '.join(missing)}; the rows have {', '.join(rows.column_names)}.")
     own = rows.features
+    if not isinstance(own[query], Value | ClassLabel):
+        raise ValueError(f"The column {query} does not hold texts or identifiers, but {own[query]}.")
     features = Features({"query": own[query], "docs": List(own[doc]), "labels": List(Value("float64"))})
 
     def convert(folder: Path, output: Path, tally: Tally) -> None:
@@ -77,7 +85,11 @@ def group_by_query(
             writer.finalize()
 
     key = ["group_by_query", rows, *columns, ranks, keep_all]
-    return converted(convert, key, f"{len(rows):,} rows", strict, cache_dir)
+    lists = converted(convert, key, f"{len(rows):,} rows", strict, cache_dir)
+    if not len(lists):
+        remedy = "" if keep_all else " Each query needs documents of two labels; keep_all=True keeps the others."
+        logger.warning(f"No list is left of {len(rows):,} rows. {Tally.of(lists).sentence()}{remedy}")
+    return lists
 
 
 class _Grouper:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from datasets import Dataset, Features, LargeList, List, Value
 
+from st_listwise.data.column import check_dataset
 from st_listwise.data.tally import Tally
 
 #: Columns of negatives in n-tuples and triplets.
@@ -51,12 +52,15 @@ def from_hard_negatives(
         What was left out is logged, and given by :func:`~st_listwise.data.counts`.
 
     Raises:
-        ValueError: the columns are not those of one of the formats, or there are others besides; there are no scores
-            to take, or no list is left; in strict mode a query or document without text, documents that their labels
-            do not fit, or a number that is not finite.
+        ValueError: it is no data set; the columns are not those of one of the formats, or there are others besides;
+            there are no scores to take, or no list is left; in strict mode a query or document without text, documents
+            that their labels do not fit, or a number that is not finite.
     """
+    check_dataset("dataset", dataset)
     dataset = dataset.with_format(None)
     layout = _layout(dataset, labels)
+    if layout.numbers:
+        _check_numbers(dataset, layout.numbers)
     tally = Tally(strict)
     rows: dict[str, list[int]] = {}
     for place, query in enumerate(dataset[layout.query]):
@@ -101,6 +105,13 @@ def _layout(dataset: Dataset, labels: str) -> _Layout:
         f"The columns {', '.join(names)} are not those of mine_hard_negatives in one of the formats labeled-list, "
         "n-tuple and triplet. Rows of one document and one label are for group_by_query."
     )
+
+
+def _check_numbers(dataset: Dataset, name: str) -> None:
+    """ValueError unless the column holds lists of numbers."""
+    feature = dataset.features[name]
+    if not isinstance(feature, List | LargeList) or getattr(feature.feature, "dtype", "") == "string":
+        raise ValueError(f"The column {name} does not hold lists of numbers, but {feature}.")
 
 
 def _alone(layout: _Layout, names: list[str]) -> _Layout:

@@ -33,11 +33,13 @@ def read_letor(path: str | os.PathLike[str], num_features: int | None = None, *,
         with a fault are left out, logged, and given by :func:`~st_listwise.data.counts`.
 
     Raises:
-        ValueError: there is no such file, or no line in it that can be read; a feature is beyond ``num_features``, as
-            then it is the option that is wrong and not the line; in strict mode any fault: lines that are malformed
-            or have no qid, a label or feature that is NaN or infinite, a qid that comes again after another one (its
-            lines stay, in one list), a file that breaks off.
+        ValueError: there is no such file, or no line in it that can be read; ``num_features`` is no whole number from
+            1 on, or a feature is beyond it, as then it is the option that is wrong and not the line; in strict mode
+            any fault: lines that are malformed or have no qid, a label or feature that is NaN or infinite, a qid that
+            comes again after another one (its lines stay, in one list), a file that breaks off.
     """
+    if num_features is not None and (not isinstance(num_features, int) or num_features < 1):
+        raise ValueError(f"num_features={num_features!r} must be a whole number of at least 1, or None.")
     tally = Tally(strict)
     parts = [
         part.finite(path, tally)

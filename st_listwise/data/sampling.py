@@ -10,6 +10,8 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from st_listwise.data.column import check_dataset
+
 #: Columns that have one entry a document.
 PARALLEL = ("docs", "labels", "doc_ids")
 
@@ -31,7 +33,8 @@ class EpochSampler(TrainerCallback):
         seed: Of the draws.
 
     Raises:
-        ValueError: an option makes no sense; a row is read before the trainer has the callback.
+        ValueError: an option makes no sense; a row is read before the trainer has the callback, or its labels do not
+            fit its documents.
 
     Example:
         ::
@@ -48,8 +51,10 @@ class EpochSampler(TrainerCallback):
         keep_above: float = 0.0,
         seed: int = 12,
     ) -> None:
-        if max_docs < 2:
-            raise ValueError(f"max_docs={max_docs} must be at least 2: a list of one document teaches nothing.")
+        if not isinstance(max_docs, int) or max_docs < 2:
+            raise ValueError(
+                f"max_docs={max_docs!r} must be a whole number of at least 2: a list of one document teaches nothing."
+            )
         if strategy not in ("uniform", "top-heavy"):
             raise ValueError(f'strategy={strategy!r} is not known; expected "uniform" or "top-heavy".')
         self.max_docs, self.strategy, self.keep_above, self.seed = max_docs, strategy, keep_above, seed
@@ -65,8 +70,9 @@ class EpochSampler(TrainerCallback):
         """The data set with its lists sampled whenever they are read. It must have ``query``, ``docs``, ``labels``.
 
         Raises:
-            ValueError: a column is not there, or the data set has a transform already.
+            ValueError: it is no data set, a column is not there, or it has a transform already.
         """
+        check_dataset("dataset", dataset)
         if missing := [name for name in ("query", "docs", "labels") if name not in dataset.column_names]:
             raise ValueError(f"There is no column {', '.join(missing)}, only {', '.join(dataset.column_names)}.")
         if dataset.format["type"] is not None:
@@ -87,7 +93,8 @@ class EpochSampler(TrainerCallback):
                 "EpochSampler does not know the epoch: give the same object to the trainer, "
                 "CrossEncoderTrainer(..., callbacks=[sampler]), or call set_epoch in a training loop of your own."
             )
-        chosen = [self._choose(*row, epoch) for row in zip(batch["query"], batch["labels"])]
+        rows = zip(batch["query"], batch["docs"], batch["labels"])
+        chosen = [self._choose(query, _checked(query, docs, labels), epoch) for query, docs, labels in rows]
         return {
             name: [[own[place] for place in places] for own, places in zip(column, chosen)]
             if name in PARALLEL
@@ -109,12 +116,12 @@ class EpochSampler(TrainerCallback):
         self._epoch += int(self._begun)
         self._begun = True
 
-    def _choose(self, query: str, labels: list[float], epoch: int) -> list[int]:
+    def _choose(self, query: Any, labels: list[float], epoch: int) -> list[int]:
         """Places of the documents that are kept, in their order."""
         if len(labels) <= self.max_docs:
             return list(range(len(labels)))
         values = np.asarray(labels, np.float64)
-        generator = np.random.default_rng([self.seed, epoch, zlib.crc32(query.encode())])
+        generator = np.random.default_rng([self.seed, epoch, zlib.crc32(str(query).encode())])
         by_label = np.lexsort((generator.random(len(values)), -values))  # equal labels by chance
         kept = by_label[: min(self.max_docs - 1, int((values > self.keep_above).sum()))]
         rest = np.setdiff1d(np.arange(len(values)), kept)
@@ -124,3 +131,11 @@ class EpochSampler(TrainerCallback):
         places = min(self.max_docs - len(kept), len(pool))
         drawn = generator.choice(pool, places, replace=False, p=weights / weights.sum())
         return sorted(int(place) for place in [*kept, *drawn])
+
+
+def _checked(query: Any, docs: Any, labels: Any) -> list[float]:
+    """The labels, once there is one for each document: what is sampled would hide that they do not fit."""
+    if docs is None or labels is None or len(docs) != len(labels):
+        sizes = ["no" if own is None else len(own) for own in (labels, docs)]
+        raise ValueError(f"The row of query {query!r:.60} has {sizes[0]} labels for {sizes[1]} documents.")
+    return list(labels)

@@ -48,7 +48,7 @@ class Tally:
         if not number:
             return
         if self.strict:
-            raise ValueError(f"{place} ({what}; without strict=True they are counted and left out, or taken as said).")
+            raise ValueError(f"{place} (strict=True makes this an error; otherwise {what} are counted in the log).")
         self.count(what, number)
         self.first.setdefault(what, place)
 
@@ -95,6 +95,11 @@ class Tally:
         dataset.info.description = self.dumps()
         return dataset
 
+    @classmethod
+    def of(cls, dataset: Dataset) -> Tally:
+        """What :meth:`attach` left."""
+        return cls.loads(dataset.info.description)
+
 
 def counts(dataset: Dataset) -> dict[str, int]:
     """What the reader of a data set kept and left out: ``{"lists": 225, "documents": 11250, …}``.
@@ -105,12 +110,11 @@ def counts(dataset: Dataset) -> dict[str, int]:
         ValueError: the data set does not come from a reader of this package.
     """
     try:
-        content = json.loads(dataset.info.description)["counts"]
-    except (ValueError, KeyError, TypeError) as error:
+        return dict(Tally.of(dataset).counts)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             "The data set carries no counts: it does not come from a reader of st_listwise.data."
         ) from error
-    return dict(content)
 
 
 def is_ranking(labels: Sequence[float]) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from st_listwise.data.collection import Collection
 from st_listwise.data.conversion import converted
@@ -139,8 +140,9 @@ def write_run(
         tag: Last column: what made the run.
 
     Raises:
-        ValueError: scores do not fit the documents, or one is not finite; the tag or an identifier is empty or has
-            spaces, which part the columns. Nothing is left of the file then.
+        ValueError: rows lack a column, or are not as many as lists of scores; scores do not fit the documents, or one
+            is not finite; the tag or an identifier is empty or has spaces, which part the columns. Nothing is left of
+            the file then.
     """
     _check_word(tag, "tag", "take another one, such as st-listwise")
     path = Path(path)
@@ -148,7 +150,7 @@ def write_run(
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            for row, own in zip(rows, scores, strict=True):
+            for row, own in _paired(rows, scores):
                 file.writelines(_run_lines(row, own, tag))
         os.replace(temporary, path)
     except BaseException:
@@ -156,14 +158,35 @@ def write_run(
         raise
 
 
+def _paired(rows: Iterable[Any], scores: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Rows with their scores; ValueError where one of both ends before the other."""
+    end = object()
+    pairs = enumerate(zip_longest(rows, scores, fillvalue=end))
+    for number, (row, own) in pairs:
+        if row is end or own is end:
+            more = number + 1 + sum(1 for _ in pairs)
+            found = (number, more) if row is end else (more, number)
+            raise ValueError(f"There are {found[0]:,} rows, but {found[1]:,} lists of scores.")
+        yield row, own
+
+
 def _run_lines(row: Mapping[str, Any], scores: Sequence[float], tag: str) -> Iterator[str]:
     """Lines of one list, best first."""
-    query, docs, values = row["query_id"], row["doc_ids"], np.asarray(scores, np.float64)
+    if missing := [name for name in ("query_id", "doc_ids") if name not in row]:
+        raise ValueError(
+            f"The rows have no {', '.join(missing)}: give those of read_trec or read_teacher_run as they were read, "
+            "before select_columns."
+        )
+    query, docs = row["query_id"], row["doc_ids"]
+    try:
+        values = np.asarray(scores, np.float64)
+    except (TypeError, ValueError):
+        values = np.zeros(())  # of no shape that fits
     for id, what in ((query, "query_id"), *((doc, f"document of query {query!r}") for doc in docs)):
         _check_word(id, what, "rename it in run, corpus, queries and qrels alike")
     if values.shape != (len(docs),) or not np.isfinite(values).all():
         raise ValueError(
-            f"Query {query!r} has {len(docs)} documents, and needs as many finite scores; got {scores!r}."
+            f"Query {query!r} has {len(docs)} documents, and needs as many finite scores; got {scores!r:.200}."
         )
     for rank, place in enumerate(np.argsort(-values, kind="stable"), 1):
         yield f"{query} Q0 {docs[place]} {rank} {values[place]:.9g} {tag}\n"
@@ -199,6 +222,14 @@ def _parts(ir_dataset: str | None, **parts: Any) -> dict[str, Any]:
     """What is given, and what ir-datasets gives in place of the rest."""
     if missing := [name for name, part in parts.items() if part is None and ir_dataset is None]:
         raise ValueError(f"There is no {' and no '.join(missing)}: give a file, or an ir_dataset that has it.")
+    for name, part in parts.items():
+        if name in ("run", "qrels") and not isinstance(part, str | os.PathLike | None):
+            raise ValueError(
+                f"{name} is {type(part).__name__}: give the path of a file. Only corpus and queries can be mappings, "
+                "lists or data sets."
+            )
+        if isinstance(part, DatasetDict):
+            raise ValueError(f"{name} is DatasetDict: give one of its data sets, of {', '.join(map(repr, part))}.")
     if iterators := [name for name, part in parts.items() if isinstance(part, Iterator)]:
         raise ValueError(
             f"The {' and the '.join(iterators)} can be read only once, so that it is not known whether they were read "

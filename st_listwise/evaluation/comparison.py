@@ -36,15 +36,26 @@ def compare(
         seed: Of the bootstrap.
 
     Raises:
-        ValueError: the numbers of queries differ, or there are fewer than 2.
+        ValueError: the numbers of queries differ, there are fewer than 2, a value is no finite number, or
+            ``confidence`` is not between 0 and 1.
     """
     from scipy.stats import bootstrap, ttest_rel
 
-    a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence!r} must lie between 0 and 1, such as 0.95.")
+    try:
+        a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "Both need one number a query, such as evaluator.per_query['nDCG@10'] of each model: got "
+            f"{type(first).__name__} and {type(second).__name__} ({error})."
+        ) from error
     if a.shape != b.shape or a.ndim != 1 or len(a) < 2:
         raise ValueError(
             f"Both need one value a query, for the same queries, at least 2: got {a.shape} and {b.shape}."
         )
+    if len(bad := np.flatnonzero(~(np.isfinite(a) & np.isfinite(b)))):
+        raise ValueError(f"The values of query {bad[0]} are {a[bad[0]]} and {b[bad[0]]}: both must be finite.")
     difference = a - b
     if np.ptp(difference) == 0:  # nothing to resample, and no spread for the t-test
         value = float(difference[0])

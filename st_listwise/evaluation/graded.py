@@ -28,8 +28,8 @@ class GradedRerankingEvaluator(BaseEvaluator):
         lists: Rows with ``query``, ``docs`` and ``labels``, whole numbers from 0 on, 0 for not relevant. Optional
             ``missed``: labels of relevant documents that are not among ``docs``, which no reranker can put right; they
             count in ideal orders and in recall.
-        measures: As ir-measures writes them, such as "nDCG@10", "AP(rel=2)" or "RR@10". The first is the one to choose
-            models by.
+        measures: As ir-measures writes them, such as "nDCG@10", "AP(rel=2)" or "RR@10", or its objects. The first is
+            the one to choose models by.
         name: Goes before the keys: ``metric_for_best_model`` is ``"eval_{name}_{measure}"``, or ``"eval_{measure}"``
             without a name.
         batch_size: Pairs that are scored at once.
@@ -55,7 +55,8 @@ class GradedRerankingEvaluator(BaseEvaluator):
         write_csv: bool = True,
     ) -> None:
         super().__init__()
-        names = [measures] if isinstance(measures, str) else list(measures)
+        several = isinstance(measures, Iterable) and not isinstance(measures, str)
+        names = [str(measure) for measure in (measures if several else [measures])]
         if not names:
             raise ValueError('measures is empty: name one at least, such as "nDCG@10".')
         self.measures = {measure: _parse(measure) for measure in names}
@@ -90,6 +91,9 @@ class GradedRerankingEvaluator(BaseEvaluator):
 
         Returns:
             Measure → mean over queries.
+
+        Raises:
+            ValueError: the model has no ``predict`` or more than one output, or gives NaN or infinite scores.
         """
         scores = predict_lists(
             model,
@@ -106,16 +110,22 @@ class GradedRerankingEvaluator(BaseEvaluator):
         return metrics
 
     def measure(self, scores: Sequence[np.ndarray]) -> dict[str, list[float]]:
-        """Measure → value of each query, from the scores of each list.
+        """Measure → value of each query, from the scores of each list of :attr:`rows`.
 
         Raises:
-            ValueError: a score is NaN or infinite.
+            ValueError: scores do not fit the lists, or one is NaN or infinite.
         """
         import ir_measures
 
+        if len(scores) != len(self.rows):
+            raise ValueError(
+                f"There are {len(scores)} lists of scores for {len(self.rows)} lists with a relevant document."
+            )
         generator = np.random.default_rng(12)
         qrels, run = [], []
-        for number, (row, own) in enumerate(zip(self.rows, scores)):
+        for number, (row, own) in enumerate(zip(self.rows, map(np.asarray, scores))):
+            if own.shape != (len(row["docs"]),):
+                raise ValueError(f"Query {number} has {len(row['docs'])} documents, but scores of shape {own.shape}.")
             if not np.isfinite(own).all():
                 place = int(np.flatnonzero(~np.isfinite(own))[0])
                 raise ValueError(f"The score of query {number}, document {place} is {own[place]}.")
@@ -203,7 +213,12 @@ def _checked(row: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _check_columns(row: Mapping[str, Any], index: int) -> None:
-    """ValueError where a column is not there, or is no list."""
+    """ValueError where it is no row, a column is not there, or is no list."""
+    if not isinstance(row, Mapping):
+        raise ValueError(
+            f"query {index} is {type(row).__name__} {row!r:.60}, expected a row with query, docs and labels. Give a "
+            "list of dictionaries, or one data set, not a DatasetDict."
+        )
     given = [name for name, own in row.items() if own is not None]
     if missing := [name for name in ("query", "docs", "labels") if name not in given]:
         raise ValueError(f"query {index} has no {', '.join(missing)}, only {', '.join(given)}. {_remedy(row)}")

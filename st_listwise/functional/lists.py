@@ -69,10 +69,10 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name}={value!r} must be a finite number above 0.")
 
 
-def check_top_k(top_k: int | None) -> None:
-    """ValueError unless ``top_k`` is None or a whole number of at least 1."""
+def check_top_k(top_k: int | None, name: str = "top_k") -> None:
+    """ValueError unless ``top_k``, which the user calls by ``name``, is None or a whole number of at least 1."""
     if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
-        raise ValueError(f"top_k={top_k!r} must be a whole number of at least 1, or None for all documents.")
+        raise ValueError(f"{name}={top_k!r} must be a whole number of at least 1, or None for all documents.")
 
 
 def check_finite(name: str, values: Tensor, mask: Tensor) -> None:
@@ -105,8 +105,12 @@ def as_lists(scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> tupl
         stood in the padding, and the mask.
 
     Raises:
-        ValueError: shapes that differ, no lists, a mask that is not bool, a real score or label that is not finite.
+        ValueError: no tensors, shapes that differ, no lists, a mask that is not bool, a real score or label that is
+            not finite.
     """
+    for name, values in (("scores", scores), ("labels", labels)):
+        if not isinstance(values, Tensor):
+            raise ValueError(f"{name} is {type(values).__name__}, expected a (lists, docs) tensor.")
     scores = upcast(scores)
     mask = as_mask(scores, mask)
     if labels.shape != scores.shape:

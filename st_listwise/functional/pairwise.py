@@ -25,6 +25,7 @@ from st_listwise.functional.lists import (
 
 LogBase = Literal["binary", "natural"]
 Weighting = Literal["none", "ndcg1", "ndcg2", "lambdarank", "ndcg2pp"]
+LOG_BASES = ("binary", "natural")
 WEIGHTINGS = ("none", "ndcg1", "ndcg2", "lambdarank", "ndcg2pp")
 #: ``(gain, discount, labels) → weights``, each of one list in the model's order: ``(1, docs)`` → ``(1, docs, docs)``.
 WeightingFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -128,7 +129,7 @@ def lambda_loss(
     check_positive("sigma", sigma)
     check_positive("mu", mu)
     check_top_k(top_k)
-    check_choice("log_base", log_base, ("binary", "natural"))
+    check_choice("log_base", log_base, LOG_BASES)
     if not callable(weighting):
         check_choice("weighting", weighting, WEIGHTINGS)
     scores, labels, mask = as_lists(scores, labels, mask)

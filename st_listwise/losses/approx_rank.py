@@ -19,6 +19,9 @@ class ADRMSELoss(ListwiseLoss):
     .. math:: \ell(s, y) = \frac{1}{n} \sum_i d(r_i) \, (r_i - \hat\pi_i)^2, \qquad
               \hat\pi_i = 1 + \sum_{j \neq i} \sigma\big(\alpha (s_j - s_i)\big)
 
+    with :math:`r_i` the rank of document i by its label, :math:`\hat\pi_i` that by its score, approximated with the
+    logistic function :math:`\sigma`, and d the ``discount``.
+
     Args:
         model: CrossEncoder with one output label.
         alpha: Steepness of the rank approximation, above 0. Default: 1, the paper's.
@@ -106,6 +109,9 @@ class ApproxNDCGLoss(ListwiseLoss):
 
     .. math:: \ell(s, y) = 1 - \frac{1}{\mathrm{maxDCG}} \sum_i \frac{G(y_i)}{\log_2(1 + \hat\pi_i)}
 
+    with G the ``gain``, :math:`\hat\pi_i` the approximate rank of document i as in :class:`ADRMSELoss`, and maxDCG the
+    sum of the best order.
+
     Args:
         model: CrossEncoder with one output label.
         alpha: Steepness of the rank approximation, above 0. Default: 5. On WikiQA (MiniLM-L6, 2 epochs) dev MAP for
@@ -191,6 +197,8 @@ class ApproxMRRLoss(ListwiseLoss):
     r"""ApproxMRR: one minus the reciprocal of the first relevant document's approximate rank.
 
     .. math:: \ell(s, y) = 1 - \max_{i: y_i > 0} \frac{1}{\hat\pi_i}
+
+    with :math:`\hat\pi_i` the approximate rank of document i as in :class:`ADRMSELoss`.
 
     Args:
         model: CrossEncoder with one output label.

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from st_listwise.functional.lists import length_mask, pad_lists
-from st_listwise.losses.checks import check_batch
+from st_listwise.losses.checks import SELECT, check_batch, look_like_identifiers
 from st_listwise.processes import agree, check_wrapper, must_agree, uncompiled, unwrap
 from st_listwise.recompute import Features
-from st_listwise.scoring import MiniBatches, cut_pairs, score_mini_batches, truncated_alike
+from st_listwise.scoring import MiniBatches, check_model, cut_pairs, score_mini_batches, truncated_alike
 from st_listwise.shared_prefix import check_shares_prefix, score_after_prefixes, split_prefixes
 
 logger = logging.getLogger(__name__)
@@ -82,8 +82,8 @@ class ListwiseLoss(nn.Module, ABC):
             again whole, and keys and values of the prefixes stay.
 
     Raises:
-        ValueError: the model has more than one output label, a limit makes no sense, or the model cannot share a
-            prefix.
+        ValueError: the model is no CrossEncoder or has more than one output label, a limit makes no sense, or the
+            model cannot share a prefix.
 
     Example:
         A loss of your own is one function of padded lists::
@@ -106,11 +106,7 @@ class ListwiseLoss(nn.Module, ABC):
         share_prefix: bool = False,
     ) -> None:
         super().__init__()
-        if model.num_labels != 1:
-            raise ValueError(
-                f"{type(self).__name__} needs a model with 1 output label, got one with {model.num_labels}: "
-                "build it as CrossEncoder(..., num_labels=1)."
-            )
+        check_model(model, type(self).__name__)
         for name, limit in (("mini_batch_size", mini_batch_size), ("mini_batch_tokens", mini_batch_tokens)):
             if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
                 raise ValueError(f"{name}={limit!r} must be a whole number, or None.")
@@ -187,6 +183,7 @@ class ListwiseLoss(nn.Module, ABC):
         self._announce(batch)
         self._warn_if_long(batch)
         self._warn_if_truncated(batch)
+        self._warn_if_identifiers(batch)
         if self.share_prefix:
             scores = score_after_prefixes(self.model, batch.mini_batches, recompute=self.recompute)
         else:
@@ -310,6 +307,15 @@ class ListwiseLoss(nn.Module, ABC):
                 "what they share."
             )
 
+    def _warn_if_identifiers(self, batch: ReadyBatch) -> None:
+        weights = batch.weights
+        if weights is not None and "identifiers" not in self._told and look_like_identifiers(weights):
+            self._told.add("identifiers")
+            logger.warning(
+                "The third column is taken for weights, by which the loss of each list is multiplied; here they are "
+                f"{weights[0]:.0f}, {weights[1]:.0f}, … Should these be identifiers, drop the column: {SELECT}."
+            )
+
     def _warn_if_saturated(self, scores: Tensor) -> None:
         sigmoid = isinstance(getattr(unwrap(self.model), "activation_fn", None), nn.Sigmoid)
         if sigmoid and "saturated" not in self._told and bool((scores > SATURATED).any()):
@@ -328,6 +334,8 @@ def _activation(activation_fn: nn.Module | str | None) -> nn.Module:
     """A module from itself, its dotted name, or None."""
     if activation_fn is None:
         return nn.Identity()
+    if isinstance(activation_fn, type) or not (isinstance(activation_fn, str) or callable(activation_fn)):
+        raise ValueError(f"activation_fn={activation_fn!r} must be a module, such as torch.nn.Tanh(), or its name.")
     if not isinstance(activation_fn, str):
         return activation_fn
     if not activation_fn.startswith("torch.nn.") or "(" in activation_fn:

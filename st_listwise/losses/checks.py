@@ -10,6 +10,11 @@ from torch import Tensor
 
 from st_listwise.functional.lists import check_finite, length_mask, pad_lists
 
+#: Columns that a loss takes, in their order.
+SELECT = 'dataset.select_columns(["query", "docs", "labels"])'
+#: Beyond this whole numbers that are all different are taken for identifiers.
+LARGEST_WEIGHT = 1000
+
 
 class ListBatch(NamedTuple):
     """A checked batch: every query has at least one document and one finite label for each."""
@@ -34,7 +39,7 @@ def check_batch(inputs: Sequence[Sequence[Any]], labels: Sequence[Tensor] | None
     if len(inputs) not in (2, 3):
         raise ValueError(
             f"{loss} takes two columns, query and list of documents, or a third with one weight a query, besides the "
-            f"labels; got {len(inputs)} columns. Select the columns with dataset.select_columns([...])."
+            f"labels; got {len(inputs)} columns. Select them: {SELECT}."
         )
     queries, docs_lists = inputs[0], inputs[1]
     if len(queries) != len(docs_lists) or len(queries) == 0:
@@ -51,7 +56,7 @@ def _check_texts(query: Any, docs: Any, index: int) -> None:
     if not isinstance(docs, Sequence) or isinstance(docs, (str, bytes)):
         raise ValueError(
             f"documents of query {index} is {type(docs).__name__}, expected a list of documents. "
-            "Is the second column the list, and is there one row a query?"
+            f"Is the second column the list, and is there one row a query? To put columns in order: {SELECT}."
         )
     if len(docs) == 0:
         raise ValueError(f"documents of query {index} is an empty list. Drop queries without documents.")
@@ -101,17 +106,26 @@ def _label_row(row: Any, size: int, index: int) -> Tensor:
 
 
 def _query_weights(weights: Any, queries: int) -> Tensor:
+    taken = "The third column is taken for weights, one number a query"
+    remedy = f"If it is something else, drop it: {SELECT}."
     try:
         weights = weights.cpu() if isinstance(weights, Tensor) else weights  # Apple's GPUs have no float64
         weights = torch.as_tensor(weights, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError("The third column must hold one weight a query, a number: it could not be read.") from error
+        raise ValueError(f"{taken}, and could not be read as such. {remedy}") from error
     if weights.shape != (queries,):
-        raise ValueError(
-            f"The third column must hold one weight a query: shape {tuple(weights.shape)} for {queries} queries."
-        )
+        raise ValueError(f"{taken}, and has shape {tuple(weights.shape)} for {queries} queries. {remedy}")
     bad = ~torch.isfinite(weights) | (weights < 0)
     if bad.any():
         index = int(bad.nonzero()[0])
-        raise ValueError(f"weight of query {index} is {weights[index].item()}; weights must be finite and at least 0.")
+        raise ValueError(
+            f"weight of query {index}, in the third column, is {weights[index].item()}; weights must be finite and at "
+            f"least 0. {remedy}"
+        )
     return weights
+
+
+def look_like_identifiers(weights: Tensor) -> bool:
+    """Whether weights of several queries are large whole numbers, each another one."""
+    large = (weights > LARGEST_WEIGHT) & (weights == weights.round())
+    return len(weights) > 1 and bool(large.all()) and len(weights.unique()) == len(weights)

@@ -23,8 +23,9 @@ class CombinedLoss(ListwiseLoss):
             ``share_prefix``.
 
     Raises:
-        ValueError: there are no losses, one is not of this package or has another model, a weight is no finite number
-            from 0 on, or a name is empty, has a dot, or is one that PyTorch keeps for itself, such as "type".
+        ValueError: there are no losses, one comes without its weight, is not of this package or has another model, a
+            weight is no finite number from 0 on, or a name is empty, has a dot, or is one that PyTorch keeps for
+            itself, such as "type".
 
     Inputs:
         Those of each loss.
@@ -51,20 +52,17 @@ class CombinedLoss(ListwiseLoss):
         recompute: bool | Literal["auto"] = False,
         share_prefix: bool = False,
     ) -> None:
-        if not losses:
-            raise ValueError("CombinedLoss needs at least one loss: {'name': (loss, weight)}.")
-        model = None
-        for name, (loss, weight) in losses.items():
+        if not isinstance(losses, Mapping) or not losses:
+            raise ValueError("CombinedLoss needs a dictionary of at least one loss: {'name': (loss, weight)}.")
+        for name, part in losses.items():
             _check_name(name)
-            if not isinstance(loss, ListwiseLoss):
-                raise ValueError(f"CombinedLoss: {name!r} is {type(loss).__name__}, not a loss of st_listwise.")
-            if not (isinstance(weight, (int, float)) and 0 <= weight < math.inf):
-                raise ValueError(f"CombinedLoss: the weight of {name!r} is {weight!r}, not a finite number from 0 on.")
-            if model is not None and loss.model is not model:
+            _check_part(name, part)
+        model = next(iter(losses.values()))[0].model
+        for name, (loss, _) in losses.items():
+            if loss.model is not model:
                 raise ValueError(f"CombinedLoss: {name!r} has another model than the losses before it.")
-            model = loss.model
         super().__init__(
-            model,  # type: ignore[arg-type]
+            model,
             mini_batch_size=mini_batch_size,
             mini_batch_tokens=mini_batch_tokens,
             recompute=recompute,
@@ -98,6 +96,19 @@ class CombinedLoss(ListwiseLoss):
     @property
     def citation(self) -> str:
         return "\n".join(dict.fromkeys(loss.citation.strip() for loss in self.losses.values()))
+
+
+def _check_part(name: str, part: Any) -> None:
+    if not (isinstance(part, (tuple, list)) and len(part) == 2):
+        raise ValueError(
+            f"CombinedLoss: {name!r} is {type(part).__name__}, expected (loss, weight), such as "
+            "(ListMLELoss(model), 1.0)."
+        )
+    loss, weight = part
+    if not isinstance(loss, ListwiseLoss):
+        raise ValueError(f"CombinedLoss: {name!r} is {type(loss).__name__}, not a loss of st_listwise.")
+    if not (isinstance(weight, (int, float)) and 0 <= weight < math.inf):
+        raise ValueError(f"CombinedLoss: the weight of {name!r} is {weight!r}, not a finite number from 0 on.")
 
 
 def _check_name(name: object) -> None:

@@ -17,7 +17,8 @@ from typing_extensions import Unpack
 
 from st_listwise import functional
 from st_listwise.functional.approx_rank import Gain
-from st_listwise.functional.pairwise import LogBase, Weighting, WeightingFunction
+from st_listwise.functional.lists import check_choice, check_top_k
+from st_listwise.functional.pairwise import LOG_BASES, WEIGHTINGS, LogBase, Weighting, WeightingFunction
 from st_listwise.losses.base import ListwiseLoss, ScoringOptions, dotted_name
 
 #: sentence-transformers' weighting schemes and their names here.
@@ -34,6 +35,10 @@ class LambdaLoss(ListwiseLoss):
     r"""LambdaLoss: pairs of documents, weighted by their effect on nDCG.
 
     .. math:: \ell(s, y) = -\frac{1}{|P|} \sum_{(i, j) \in P} w_{ij} \log_2 \sigma\big(\sigma_0 (s_i - s_j)\big)
+
+    with P the pairs of documents whose first has the larger label, :math:`w_{ij}` the weight that ``weighting_scheme``
+    gives a pair (its formulas are in :func:`st_listwise.functional.lambda_loss`), :math:`\sigma` the logistic function
+    and :math:`\sigma_0` the option ``sigma``.
 
     Args:
         model: CrossEncoder with one output label.
@@ -97,6 +102,9 @@ class LambdaLoss(ListwiseLoss):
         if type(weighting_scheme) is NDCGLoss2PPScheme:
             mu = weighting_scheme.mu
         self.weighting_scheme = SCHEMES.get(type(weighting_scheme), weighting_scheme) or "none"
+        if isinstance(self.weighting_scheme, type) or not callable(self.weighting_scheme):
+            check_choice("weighting_scheme", self.weighting_scheme, WEIGHTINGS)
+        _check_options(k, reduction_log)
         self.k = k
         self.sigma = sigma
         self.eps = eps
@@ -202,6 +210,7 @@ class RankNetLoss(ListwiseLoss):
         **scoring: Unpack[ScoringOptions],
     ) -> None:
         super().__init__(model, activation_fn, mini_batch_size, **scoring)
+        _check_options(k, reduction_log)
         self.k = k
         self.sigma = sigma
         self.eps = eps
@@ -229,3 +238,9 @@ class RankNetLoss(ListwiseLoss):
     doi={10.1145/1102351.1102363},
 }
 """
+
+
+def _check_options(k: int | None, reduction_log: str) -> None:
+    """Under the names that they have here; those of the functions are others."""
+    check_top_k(k, "k")
+    check_choice("reduction_log", reduction_log, LOG_BASES)

@@ -59,6 +59,9 @@ class ListMLELoss(_RankingLoss):
 
     .. math:: \ell(s, y) = \sum_{i=1}^{n} \Big[\log \sum_{j \in C_i} \exp s_{j} - s_{\pi(i)}\Big]
 
+    with :math:`\pi(i)` the document of the i-th best label, and :math:`C_i` the documents that are left to choose from
+    at that place, itself among them.
+
     Args:
         model: CrossEncoder with one output label.
         activation_fn: Applied to the scores before the loss. Default: none.
@@ -96,11 +99,14 @@ class ListMLELoss(_RankingLoss):
     Example:
         ::
 
+            import torch
             from datasets import Dataset
             from sentence_transformers import CrossEncoder, CrossEncoderTrainer
             from st_listwise import ListMLELoss
 
-            model = CrossEncoder("microsoft/MiniLM-L12-H384-uncased", num_labels=1)
+            model = CrossEncoder(
+                "microsoft/MiniLM-L12-H384-uncased", num_labels=1, activation_fn=torch.nn.Identity()
+            )
             train_dataset = Dataset.from_dict({
                 "query": ["What are pandas?", "What is the capital of France?"],
                 "docs": [
@@ -155,6 +161,9 @@ class PListMLELoss(_RankingLoss):
     .. math:: \ell(s, y) = \sum_{i=1}^{n} w_i \Big[\log \sum_{j \in C_i} \exp s_{j} - s_{\pi(i)}\Big],
               \qquad w_i \propto 2^{n-i} - 1, \quad \sum_i w_i = 1
 
+    with :math:`\pi(i)` the document of the i-th best label, and :math:`C_i` the documents that are left to choose from
+    at that place, itself among them.
+
     Args:
         model: CrossEncoder with one output label.
         lambda_weight: Weights of the positions: "exponential", the paper's; sentence-transformers'
@@ -207,7 +216,7 @@ class PListMLELoss(_RankingLoss):
         ties: Ties = "breslow",
         **scoring: Unpack[ScoringOptions],
     ) -> None:
-        if isinstance(lambda_weight, str):
+        if isinstance(lambda_weight, type) or not (lambda_weight is None or callable(lambda_weight)):
             check_choice("lambda_weight", lambda_weight, ("exponential",))
         if type(lambda_weight) is PListMLELambdaWeight and lambda_weight.rank_discount_fn is None:
             lambda_weight = "exponential"

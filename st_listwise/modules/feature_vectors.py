@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,8 +31,8 @@ class FeatureVectors(SavedModule, InputModule):
             is better), for example BM25.
 
     Raises:
-        ValueError: from :meth:`preprocess`: a vector of another width, or a value that is NaN or infinite, with query
-            and document.
+        ValueError: ``dim`` is no number of features, or ``ranking_columns`` are no columns; from :meth:`preprocess`: a
+            vector of another width, or a value that is NaN or infinite, with query and document.
     """
 
     config_file_name = "feature_vectors_config.json"
@@ -41,11 +42,13 @@ class FeatureVectors(SavedModule, InputModule):
 
     def __init__(self, dim: int, log1p: bool = True, ranking_columns: Sequence[int] = ()) -> None:
         super().__init__()
-        if any(not 0 <= column < dim for column in ranking_columns):
-            raise ValueError(f"ranking_columns={list(ranking_columns)} must lie between 0 and {dim - 1}.")
+        if not isinstance(dim, int) or dim < 1:
+            raise ValueError(
+                f"dim is {dim!r:.60}, expected the number of features. FeatureVectors.fit(vectors) takes vectors."
+            )
         self.dim = dim
         self.log1p = log1p
-        self.ranking_columns = list(ranking_columns)
+        self.ranking_columns = _columns(ranking_columns, dim)
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(dim))
 
@@ -57,10 +60,20 @@ class FeatureVectors(SavedModule, InputModule):
             vectors: ``(documents, dim)`` array, of all documents of the training set.
             log1p: As in the constructor.
             ranking_columns: As in the constructor.
+
+        Raises:
+            ValueError: vectors are no such array, such as the lists of :func:`~st_listwise.data.read_letor`, or hold
+                NaN or infinity.
         """
-        values = np.asarray(vectors, dtype=np.float64)
+        expected = "vectors must be one (documents, features) array"
+        try:
+            values = np.asarray(vectors, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{expected}; put lists together with np.concatenate ({error}).") from error
         if values.ndim != 2 or not len(values):
-            raise ValueError(f"vectors must be (documents, features) with at least one document, got {values.shape}.")
+            raise ValueError(
+                f"{expected} with at least one document, got {values.shape}; put lists together with np.concatenate."
+            )
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise ValueError(f"feature {column} of document {row} is {values[row, column]}. Clean the features.")
@@ -112,3 +125,14 @@ class FeatureVectors(SavedModule, InputModule):
                 raise ValueError(f"{place_of(inputs, row)} is no vector of numbers: {vector!r:.80}") from error
             if shape != (self.dim,):
                 raise ValueError(f"{place_of(inputs, row)} has shape {shape}; the model takes vectors of {self.dim}.")
+
+
+def _columns(columns: Any, dim: int) -> list[int]:
+    """Numbers of columns, of which there are ``dim``."""
+    try:
+        numbers = [operator.index(column) for column in columns]
+    except TypeError:
+        numbers = [-1]
+    if any(not 0 <= column < dim for column in numbers):
+        raise ValueError(f"ranking_columns={columns!r} must be a list of whole numbers between 0 and {dim - 1}.")
+    return numbers

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from st_listwise.functional.lists import length_mask, pad_lists
+from st_listwise.functional.lists import check_choice, length_mask, pad_lists
 from st_listwise.modules.ordinal import OrdinalEmbedding, positions_from_scores
 from st_listwise.modules.saving import SavedModule
 from st_listwise.modules.set_attention import IMSAB, MSAB, Norm
@@ -34,6 +34,9 @@ class SetRankConfig:
         ordinal: Embeddings of positions in initial rankings: "none", "absolute" or "relative".
         max_docs: Longest list that ordinal embeddings know.
         rankings: Number of initial rankings. One: the order in which documents are given, unless scores are given.
+
+    Raises:
+        ValueError: ``norm`` or ``ordinal`` is not known.
     """
 
     width: int | None = None
@@ -49,6 +52,10 @@ class SetRankConfig:
     ordinal: Literal["none", "absolute", "relative"] = "none"
     max_docs: int = 1000
     rankings: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice("norm", self.norm, ("pre", "post"))
+        check_choice("ordinal", self.ordinal, ("none", "absolute", "relative"))
 
     @classmethod
     def paper(cls, **changes: Any) -> SetRankConfig:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder
-from tiny_models import tiny_decoder, tiny_set
+from tiny_models import tiny_bert, tiny_decoder, tiny_set
 
 from st_listwise.export import export_onnx
 
@@ -44,4 +44,10 @@ def test_models_whose_scores_are_not_the_logits_of_a_pair_are_refused(tmp_path: 
         export_onnx(tiny_set(), tmp_path / "model.onnx")
     with pytest.raises(ValueError, match=r"several modules \(Transformer, LogitScore\)"):
         export_onnx(tiny_decoder(), tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match="export_onnx needs a CrossEncoder, got str"):
+        export_onnx("a name", tmp_path / "model.onnx")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="export_onnx needs a model with 1 output label, got one with 2"):
+        export_onnx(tiny_bert(num_labels=2), tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match=r"is a folder: name the file, such as .*model\.onnx"):
+        export_onnx(tiny_bert(), tmp_path)
     assert list(tmp_path.iterdir()) == []
