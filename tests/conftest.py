@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+#: Importing it, be it for doctests, changes PyTorch for the whole process.
+collect_ignore = ["second_device.py"]
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
