@@ -61,11 +61,11 @@ class Limits(NamedTuple):
     @classmethod
     def from_options(cls, size: int | None, tokens: int | None, model: CrossEncoder) -> Limits:
         """Both options None: an automatic token budget. ``size`` of 0 or less: no limit by count."""
+        pairs = size if size is not None and size > 0 else None
+        if size is not None and tokens is None:
+            return cls(pairs, None)
         automatic = auto_tokens(model)
-        if size is None and tokens is None:
-            tokens = automatic
-        overhead = round(OVERHEAD * automatic) if tokens is not None else None
-        return cls(size if size is not None and size > 0 else None, tokens, overhead)
+        return cls(pairs, automatic if tokens is None else tokens, round(OVERHEAD * automatic))
 
     def cut(self, lengths: Sequence[int]) -> list[slice]:
         """Cut lengths, longest first, into mini-batches, so that padding and overhead are least.

@@ -14,6 +14,7 @@ import pyarrow as pa
 from datasets.arrow_writer import ArrowWriter
 from datasets.utils import tqdm
 
+from st_listwise.data.arguments import check_count
 from st_listwise.data.ir_dataset import opened
 from st_listwise.data.ranked import Key, RankedLists, Ranker
 from st_listwise.data.runs import RunSpool, parse_run
@@ -56,9 +57,8 @@ class Collection:
             ValueError: ``depth`` or ``num_proc`` is no whole number from 1 on, or no list is left; in strict mode, a
                 fault.
         """
-        for name, option in (("depth", depth), ("num_proc", num_proc)):
-            if option is not None and (not isinstance(option, int) or option < 1):
-                raise ValueError(f"{name}={option!r} must be a whole number of at least 1, or None.")
+        check_count("depth", depth)
+        check_count("num_proc", num_proc)
         maker = _Maker(self, by, depth, make, keep_all)
         found = written = documents = 0
         with (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,15 +9,6 @@ from datasets import Dataset
 
 #: Rows that are looked up at once where all of a column are.
 ROWS = 1 << 18
-
-
-def check_dataset(name: str, rows: Any) -> None:
-    """ValueError unless it is one data set: not several of them, nor rows, nor a stream."""
-    if not isinstance(rows, Dataset):
-        raise ValueError(
-            f"{name} is {type(rows).__name__}, expected a datasets.Dataset: one of a DatasetDict, such as "
-            'data["train"], or Dataset.from_list(rows).'
-        )
 
 
 class Column:

@@ -14,7 +14,8 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from datasets.utils import tqdm
 
-from st_listwise.data.column import Column, check_dataset
+from st_listwise.data.arguments import check_dataset
+from st_listwise.data.column import Column
 from st_listwise.data.conversion import converted, spans
 from st_listwise.data.tally import Tally
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from datasets import Dataset, Features, LargeList, List, Value
 
-from st_listwise.data.column import check_dataset
+from st_listwise.data.arguments import check_dataset
 from st_listwise.data.tally import Tally
 
 #: Columns of negatives in n-tuples and triplets.

@@ -12,6 +12,7 @@ import numpy as np
 from datasets import Dataset
 from sklearn.datasets import load_svmlight_file
 
+from st_listwise.data.arguments import check_count
 from st_listwise.data.files import blocks, excerpt
 from st_listwise.data.tally import Tally
 
@@ -38,8 +39,7 @@ def read_letor(path: str | os.PathLike[str], num_features: int | None = None, *,
             any fault: lines that are malformed or have no qid, a label or feature that is NaN or infinite, a qid that
             comes again after another one (its lines stay, in one list), a file that breaks off.
     """
-    if num_features is not None and (not isinstance(num_features, int) or num_features < 1):
-        raise ValueError(f"num_features={num_features!r} must be a whole number of at least 1, or None.")
+    check_count("num_features", num_features)
     tally = Tally(strict)
     parts = [
         part.finite(path, tally)

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from st_listwise.data.column import check_dataset
+from st_listwise.data.arguments import check_dataset
 
 #: Columns that have one entry a document.
 PARALLEL = ("docs", "labels", "doc_ids")
