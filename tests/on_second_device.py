@@ -21,8 +21,6 @@ from st_listwise import FeatureVectors, ListwiseDataCollator, SetRankConfig, Set
 from st_listwise.callback import ListStatistics
 from st_listwise.evaluation import GradedRerankingEvaluator
 
-#: Within which the device is known; models are built outside.
-mode: Callable[[], AbstractContextManager[Any]] = nullcontext
 QUERIES = ["what is a bear", "capital of france"]
 DOCS = [["an animal", "a planet", "x y z"], ["paris", "rome is big and far away"]]
 LABELS = [[1.0, 0.0, 2.0], [0.0, 1.0]]
@@ -39,21 +37,13 @@ def numeric() -> SetRankCrossEncoder:
     ).eval()
 
 
-def ordinal() -> SetRankCrossEncoder:
-    return tiny_set(ordinal="absolute")
-
-
-def with_dropout() -> CrossEncoder:
-    return tiny_bert(dropout=0.3).train()
-
-
 BUILDERS: dict[str, Callable[[], CrossEncoder]] = {
     "pairs": tiny_bert,
-    "dropout": with_dropout,
+    "dropout": lambda: tiny_bert(dropout=0.3).train(),
     "decoder": tiny_decoder,
     "sets": tiny_set,
     "induced sets": lambda: tiny_set(inducing_points=2),
-    "ordinal sets": ordinal,
+    "ordinal sets": lambda: tiny_set(ordinal="absolute"),
     "numbers": numeric,
 }
 LOSSES = [name for name in st_listwise.losses.__all__ if name not in ("ListwiseLoss", "CombinedLoss")]
@@ -73,15 +63,9 @@ def docs_for(kind: str) -> list[Any]:
     return {"numbers": VECTORS, "ordinal sets": RANKED}.get(kind, DOCS)
 
 
-def gradients(case: tuple[str, str, dict[str, Any]], device: Any) -> dict[str, Tensor]:
+def gradients(model: CrossEncoder, device: Any, kind: str, name: str, options: dict[str, Any]) -> dict[str, Tensor]:
     """Loss and gradients of a batch whose labels and weights came to the model's device, as they do in the trainer."""
-    model = BUILDERS[case[0]]().double()
-    with mode():
-        return _gradients(model.to(device), case, device)
-
-
-def _gradients(model: CrossEncoder, case: tuple[str, str, dict[str, Any]], device: Any) -> dict[str, Tensor]:
-    kind, name, options = case
+    model.to(device)
     torch.manual_seed(1)  # for dropout, and the order of ties
     labels = [torch.tensor(row).to(device) for row in LABELS]
     value = getattr(st_listwise, name)(model, **options)(
@@ -92,14 +76,9 @@ def _gradients(model: CrossEncoder, case: tuple[str, str, dict[str, Any]], devic
     return {"loss": value.detach().cpu(), **grads}
 
 
-def combined(device: Any) -> dict[str, Tensor]:
+def combined(model: CrossEncoder, device: Any) -> dict[str, Tensor]:
     """A batch from the collator through a CombinedLoss that statistics are taken of."""
-    model = tiny_bert().double()
-    with mode():
-        return _combined(model.to(device), device)
-
-
-def _combined(model: CrossEncoder, device: Any) -> dict[str, Tensor]:
+    model.to(device)
     parts = {"rank": (st_listwise.LambdaLoss(model), 1.0), "teacher": (st_listwise.ADRMSELoss(model), 0.5)}
     loss = st_listwise.CombinedLoss(parts)
     loss.on_scores = statistics = ListStatistics()
@@ -108,14 +87,9 @@ def _combined(model: CrossEncoder, device: Any) -> dict[str, Tensor]:
     return {name: value.detach().cpu() for name, value in values.items()} | {"statistics": statistics.take(True)}
 
 
-def scores(kind: str, device: Any) -> dict[str, Tensor]:
+def scores(model: CrossEncoder, device: Any, kind: str) -> dict[str, Tensor]:
     """What a model says of pairs and lists, and how it is measured."""
-    model = BUILDERS[kind]().double()
-    with mode():
-        return _scores(model.to(device), kind)
-
-
-def _scores(model: CrossEncoder, kind: str) -> dict[str, Tensor]:
+    model.to(device)
     docs = docs_for(kind)
     pairs = [(query, doc) for query, own in zip(QUERIES, docs) for doc in own]
     found = {"predict": torch.as_tensor(model.predict(pairs, batch_size=2))}
@@ -127,9 +101,8 @@ def _scores(model: CrossEncoder, kind: str) -> dict[str, Tensor]:
     return found
 
 
-def trained(device: Any) -> dict[str, Tensor]:
+def trained(model: CrossEncoder, device: Any) -> dict[str, Tensor]:
     """Two steps of the trainer, which moves model and labels by itself."""
-    model = tiny_bert().double()
     args = CrossEncoderTrainingArguments(
         mkdtemp(),
         max_steps=2,
@@ -140,35 +113,41 @@ def trained(device: Any) -> dict[str, Tensor]:
         dataloader_pin_memory=False,
     )
     args.distributed_state._shared_state["device"] = args.__dict__["_setup_devices"] = torch.device(device)
-    with mode():
-        trainer = CrossEncoderTrainer(model, args, Dataset.from_list(ROWS), loss=st_listwise.ListMLELoss(model))
-        trainer.train()
-        assert model.device.type == torch.device(device).type
-        return {name: value.cpu() for name, value in model.state_dict().items()}
+    trainer = CrossEncoderTrainer(model, args, Dataset.from_list(ROWS), loss=st_listwise.ListMLELoss(model))
+    trainer.train()
+    assert model.device.type == torch.device(device).type
+    return {name: value.cpu() for name, value in model.state_dict().items()}
 
 
 def title(kind: str, name: str, options: dict[str, Any]) -> str:
     return ", ".join([kind, name, *(f"{key}={'…' if callable(own) else own}" for key, own in options.items())])
 
 
-CASES: dict[str, Callable[[Any], dict[str, Tensor]]] = {
-    **{title(*case): partial(gradients, case) for case in TRAINED},
-    "collator, CombinedLoss, statistics": combined,
-    "trainer": trained,
-    **{f"{kind}, scores": partial(scores, kind) for kind in BUILDERS},
+#: name → kind of model, and what is done with one on a device
+CASES: dict[str, tuple[str, Callable[[CrossEncoder, Any], dict[str, Tensor]]]] = {
+    **{title(*case): (case[0], partial(gradients, kind=case[0], name=case[1], options=case[2])) for case in TRAINED},
+    "collator, CombinedLoss, statistics": ("pairs", combined),
+    "trainer": ("pairs", trained),
+    **{f"{kind}, scores": (kind, partial(scores, kind=kind)) for kind in BUILDERS},
 }
+
+
+def run(name: str, device: Any, mode: Callable[[], AbstractContextManager[Any]] = nullcontext) -> dict[str, Tensor]:
+    """One case. Models are built outside of the mode within which the device is known."""
+    kind, act = CASES[name]
+    model = BUILDERS[kind]().double()
+    with mode():
+        return act(model, device)
 
 
 def main(path: str) -> None:
     """All cases on the second device, results to a file; where one fails, what was said."""
-    global mode
     from second_device import SECOND, SecondDevice
 
-    mode = SecondDevice
     results: dict[str, Any] = {}
-    for name, case in CASES.items():
+    for name in CASES:
         try:
-            results[name] = case(SECOND)
+            results[name] = run(name, SECOND, SecondDevice)
         except Exception:
             lines = traceback.format_exc().splitlines()
             results[name] = "\n".join(line for line in lines if "registered at" not in line)

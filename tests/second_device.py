@@ -114,10 +114,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         kwargs = {**kwargs, "device": torch.device("cpu")} if there else kwargs
     elif name == "copy_":
         there = isinstance(args[0], SecondTensor)
-    result = func(
-        *tree_map(lambda value: value.held if isinstance(value, SecondTensor) else value, args),
-        **tree_map(lambda value: value.held if isinstance(value, SecondTensor) else value, kwargs),
-    )
+    own, options = tree_map(lambda value: value.held if isinstance(value, SecondTensor) else value, (args, kwargs))
+    result = func(*own, **options)
     known = {id(value.held): value for value in tensors if isinstance(value, SecondTensor)}
     return tree_map(lambda value: _there(value, known) if there and isinstance(value, Tensor) else value, result)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from on_second_device import CASES
+from on_second_device import CASES, run
 
 HERE = Path(__file__).parent
 
@@ -19,8 +19,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came out there: in a process of its own, as the device is known to all of PyTorch."""
     path = tmp_path_factory.mktemp("second_device") / "results.pt"
     script = f"import second_device, on_second_device; on_second_device.main({str(path)!r})"
-    run = subprocess.run([sys.executable, "-c", script], cwd=HERE, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr[-6000:]
+    done = subprocess.run([sys.executable, "-c", script], cwd=HERE, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-6000:]
     return torch.load(path)
 
 
@@ -29,7 +29,7 @@ def test_labels_on_the_models_device_do_not_meet_masks_on_the_cpu(results: dict[
     """Every loss broke at the first step on a GPU: the trainer moves labels there, and a mask was on the CPU."""
     found = results[name]
     assert not isinstance(found, str), found[-3000:]
-    expected = CASES[name]("cpu")
+    expected = run(name, "cpu")
     assert found.keys() == expected.keys()
     for part, value in expected.items():
         torch.testing.assert_close(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from figures import describe_arm, measured_before
+from figures import describe_arm, measured_before, run_comparison
 from train_letor import NDCGEvaluator, ScriptArguments, TrainingArguments, build_model, shorten, teaching
 from transformers import set_seed
 
@@ -27,8 +27,8 @@ from st_listwise.data import read_letor
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
-from options import HelpFormatter, refuse_processes
-from reporting import command_line, loss_facts
+from options import HelpFormatter
+from reporting import loss_facts
 from sentence_transformers import CrossEncoderTrainer
 
 #: name → (options of train_letor's network, whether documents see each other, most documents of a training list)
@@ -96,16 +96,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    try:
-        return run(args, command_line("examples/setrank/claims.py", argv))
-    except ValueError as error:
-        parser.error(str(error))
+    return run_comparison(build_parser(), run, "examples/setrank/claims.py", argv)
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    refuse_processes()
     train, test, counts = read_lists(args)
     measured = measured_before(args.output_dir / "claims.json", args, command)
     has_trees = importlib.util.find_spec("lightgbm") is not None

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from datasets import Dataset
-from figures import describe_arm, measured_before, ndcg
+from figures import describe_arm, measured_before, ndcg, run_comparison
 from sentence_transformers import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sklearn.metrics import average_precision_score
 from torch import Tensor
@@ -38,8 +38,8 @@ from st_listwise.evaluation import predict_lists
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
 from mapper import map_dataset
-from options import HelpFormatter, refuse_processes
-from reporting import command_line, loss_facts
+from options import HelpFormatter
+from reporting import loss_facts
 from sources import load_lists, load_model
 from train_listwise import loss_builder
 
@@ -84,16 +84,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the script; returns the exit status."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    try:
-        return run(args, command_line("examples/setrank/compare_text.py", argv))
-    except ValueError as error:
-        parser.error(str(error))
+    return run_comparison(build_parser(), run, "examples/setrank/compare_text.py", argv)
 
 
 def run(args: argparse.Namespace, command: str) -> int:
-    refuse_processes()
     loss_builder(args.loss, "{}")
     splits, counts = read_splits(args)
     kept = measured_before(args.output_dir / "compare_text.json", args, command)

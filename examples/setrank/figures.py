@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ from st_listwise.modules import SetRank
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ms_marco"))
 
-from reporting import versions, write_json
+from options import refuse_processes
+from reporting import command_line, versions, write_json
 
 Seeds = Mapping[str, Sequence[float]]  #: of each seed the values of all queries
 
@@ -95,6 +96,25 @@ class Measured:
             lines += [f"{measure:10}{arm:34}{spread(seeds)}" for arm, seeds in arms.items()]
             lines += [f"{measure:10}{line}" for line in paired(arms, pairs)]
         return "\n".join(lines)
+
+
+def run_comparison(
+    parser: ArgumentParser, run: Callable[[Namespace, str], int], script: str, argv: Sequence[str] | None
+) -> int:
+    """Run a comparison with what its command line says, and return the exit status; faults end it as the parser's do.
+
+    Args:
+        parser: Of the command line.
+        run: Takes what was parsed, and the command.
+        script: Path of the script from the root of the repository.
+        argv: Its arguments. None: those of this process.
+    """
+    args = parser.parse_args(argv)
+    try:
+        refuse_processes()
+        return run(args, command_line(script, argv))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def measured_before(path: Path, args: Namespace, command: str) -> Measured:
